@@ -1,0 +1,1 @@
+//! The tape and its one table of rules.

@@ -1,0 +1,1 @@
+//! The program: arguments in, exit code out.

@@ -1,0 +1,1 @@
+//! Ranks: one process, threads of one process, or MPI.

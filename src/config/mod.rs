@@ -1,0 +1,1 @@
+//! The training configuration: torchtitan's keys of July 2025, parsed and checked.

@@ -1,0 +1,1 @@
+//! The only module that names wgpu: adapters, buffers, kernels, the recorder and the two transfers.

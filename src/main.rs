@@ -1,0 +1,2 @@
+//! The `moe8` program.
+fn main() {}

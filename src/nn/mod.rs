@@ -1,0 +1,1 @@
+//! Modules and the Llama4 model.

@@ -1,0 +1,1 @@
+//! Number formats and counter-based random numbers, in plain Rust.

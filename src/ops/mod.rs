@@ -1,0 +1,1 @@
+//! Forward and backward of each op as plain functions that record GPU work.

@@ -1,0 +1,1 @@
+//! AdamW, clipping, schedules and the expert bias update.

@@ -1,0 +1,1 @@
+//! Sharding of parameters and gradients over ranks.

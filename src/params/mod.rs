@@ -1,0 +1,1 @@
+//! The parameter table over one flat f32 store.

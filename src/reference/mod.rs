@@ -1,0 +1,1 @@
+//! The oracles: each op as a plain function over slices, no GPU.

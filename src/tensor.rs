@@ -1,0 +1,1 @@
+//! Shape, dtype and buffer handle.

@@ -1,0 +1,1 @@
+//! The loop, its data, its files and its reports.
