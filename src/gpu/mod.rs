@@ -1,1 +1,160 @@
 //! The only module that names wgpu: adapters, buffers, kernels, the recorder and the two transfers.
+//!
+//! Work is recorded by [`Gpu::dispatch`] and runs at [`Gpu::flush`]; nothing waits for the device but
+//! [`Gpu::download`] and [`Download::wait`]. A *planner* ([`Gpu::planner`]) is a `Gpu` without a device: it
+//! answers every call, allocates nothing and so tells what memory and how many dispatches a step will need.
+
+mod adapter;
+mod buffer;
+mod errors;
+mod kernel;
+mod recorder;
+mod repeat;
+mod transfer;
+
+pub use adapter::{AdapterLine, DeviceChoice, list_adapters};
+pub use buffer::Buffer;
+pub use kernel::{Kernel, Params, Variant};
+pub use recorder::{Access, Binding, Counters};
+pub use transfer::Download;
+
+use crate::{Error, Result};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What kernels may rely on, read from the adapter once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// The adapter runs on the CPU (lavapipe, SwiftShader, WARP).
+    pub software: bool,
+    /// Largest storage binding in bytes.
+    pub max_binding: u64,
+    /// Largest buffer in bytes.
+    pub max_buffer: u64,
+    /// Alignment of binding offsets in bytes.
+    pub align: u64,
+    /// Largest workgroup memory in bytes.
+    pub workgroup_memory: u32,
+    /// Largest number of invocations in a workgroup.
+    pub workgroup_size: u32,
+}
+
+/// How kernels are compiled and adapters limited; [`Default`] is what training uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Keep every run-time check in the shaders (bounds, loop limits, zeroed workgroup memory).
+    pub safe_shaders: bool,
+    /// Pretend that the adapter's largest storage binding is this many bytes (tests of the limit's handling).
+    pub max_binding: Option<u64>,
+    /// Fill each new buffer with NaN, to show that no kernel reads what it did not write.
+    pub poison: bool,
+}
+
+/// An open adapter, or a planner. Cloning is cheap; all clones share one queue and one memory pool.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    device: Option<(wgpu::Device, wgpu::Queue)>,
+    name: String,
+    driver: String,
+    caps: Caps,
+    options: Options,
+    errors: Arc<errors::Sink>,
+    pool: Arc<Mutex<buffer::Pool>>,
+    state: Mutex<recorder::State>,
+}
+
+impl Gpu {
+    /// Opens the adapter that `choice` names, with default options.
+    ///
+    /// # Errors
+    /// No adapter, an unknown name, or an adapter that lacks a needed limit.
+    pub fn open(choice: &DeviceChoice) -> Result<Gpu> {
+        Gpu::open_with(choice, Options::default())
+    }
+
+    /// Opens the adapter that `choice` names.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn open_with(choice: &DeviceChoice, options: Options) -> Result<Gpu> {
+        let opened = adapter::open(choice)?;
+        let mut caps = opened.caps;
+        if let Some(limit) = options.max_binding {
+            caps.max_binding = caps.max_binding.min(limit);
+        }
+        let errors = errors::Sink::attach(&opened.device);
+        Ok(Gpu(Arc::new(Inner {
+            device: Some((opened.device, opened.queue)),
+            name: opened.name,
+            driver: opened.driver,
+            caps,
+            options,
+            errors,
+            pool: Arc::default(),
+            state: Mutex::default(),
+        })))
+    }
+
+    /// A `Gpu` with this one's limits and no device: calls are counted, nothing runs, downloads give zeros.
+    pub fn planner(&self) -> Gpu {
+        Gpu(Arc::new(Inner {
+            device: None,
+            name: self.0.name.clone(),
+            driver: self.0.driver.clone(),
+            caps: self.0.caps,
+            options: self.0.options,
+            errors: Arc::default(),
+            pool: Arc::default(),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Whether this is a planner.
+    pub fn is_planner(&self) -> bool {
+        self.0.device.is_none()
+    }
+
+    /// The adapter's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The driver's name and version.
+    pub fn driver(&self) -> &str {
+        &self.0.driver
+    }
+
+    /// What kernels may rely on.
+    pub fn caps(&self) -> Caps {
+        self.0.caps
+    }
+
+    /// The number of dispatches, submits and transfers so far.
+    pub fn counters(&self) -> Counters {
+        self.state().counters
+    }
+
+    /// Device memory held now, in bytes: live buffers and those kept for reuse.
+    pub fn memory(&self) -> u64 {
+        self.0.pool.lock().expect("pool lock").held()
+    }
+
+    fn state(&self) -> MutexGuard<'_, recorder::State> {
+        self.0.state.lock().expect("recorder lock")
+    }
+
+    /// Raises what the device reported since the last call.
+    fn check(&self) -> Result<()> {
+        match self.0.errors.take() {
+            None => Ok(()),
+            Some(what) => Err(Error::gpu(what, "run with --safe-shaders, or choose another adapter with --device")),
+        }
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gpu({}, {})", self.0.name, self.0.driver)
+    }
+}

@@ -1,1 +1,5 @@
 //! Number formats and counter-based random numbers, in plain Rust.
+
+mod dtype;
+
+pub use dtype::DType;

@@ -1,0 +1,201 @@
+//! Finding adapters, choosing one, opening it with the limits that it has.
+
+use super::Caps;
+use crate::{Error, Result};
+
+/// Which adapter to open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best one: discrete before integrated before virtual before software.
+    #[default]
+    Auto,
+    /// The one with this number in [`list_adapters`].
+    Index(usize),
+    /// The first whose name or backend contains this text, letters' case aside; `cpu` means any software adapter.
+    Name(String),
+}
+
+impl DeviceChoice {
+    /// Reads `auto`, a number, or part of a name.
+    pub fn parse(text: &str) -> DeviceChoice {
+        match text.trim() {
+            "" | "auto" => DeviceChoice::Auto,
+            t => t.parse().map_or_else(|_| DeviceChoice::Name(t.to_lowercase()), DeviceChoice::Index),
+        }
+    }
+
+    /// What the environment variable `MOE8_DEVICE` says, else [`DeviceChoice::Auto`].
+    pub fn from_env() -> DeviceChoice {
+        DeviceChoice::parse(&std::env::var("MOE8_DEVICE").unwrap_or_default())
+    }
+}
+
+/// One adapter, as `moe8 devices` prints it.
+#[derive(Clone, Debug)]
+pub struct AdapterLine {
+    /// The adapter's name.
+    pub name: String,
+    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
+    pub kind: &'static str,
+    /// Vulkan, Metal, Dx12 or Gl.
+    pub backend: String,
+    /// The driver's name and version.
+    pub driver: String,
+    /// The limits that matter here.
+    pub caps: Caps,
+    /// `Some(why)` when it cannot be used.
+    pub rejected: Option<String>,
+}
+
+pub(super) struct Opened {
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+    pub name: String,
+    pub driver: String,
+    pub caps: Caps,
+}
+
+/// What every kernel counts on; an adapter without these is rejected by name and number.
+const NEEDED_BINDINGS: u32 = 8;
+const NEEDED_INVOCATIONS: u32 = 256;
+const NEEDED_WORKGROUP_MEMORY: u32 = 16 << 10;
+
+fn adapters() -> Vec<wgpu::Adapter> {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()))
+}
+
+fn caps(adapter: &wgpu::Adapter) -> Caps {
+    let l = adapter.limits();
+    Caps {
+        software: adapter.get_info().device_type == wgpu::DeviceType::Cpu,
+        max_binding: l.max_storage_buffer_binding_size,
+        max_buffer: l.max_buffer_size,
+        align: u64::from(l.min_storage_buffer_offset_alignment),
+        workgroup_memory: l.max_compute_workgroup_storage_size,
+        workgroup_size: l.max_compute_invocations_per_workgroup,
+    }
+}
+
+/// Why `adapter` cannot run the kernels, if so.
+fn rejection(adapter: &wgpu::Adapter) -> Option<String> {
+    let l = adapter.limits();
+    let need = |what: &str, have: u32, need: u32| {
+        (have < need).then(|| format!("{what} is {have}, moe8 needs {need}"))
+    };
+    if !adapter.get_downlevel_capabilities().flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
+        return Some("it has no compute shaders".into());
+    }
+    need("max_storage_buffers_per_shader_stage", l.max_storage_buffers_per_shader_stage, NEEDED_BINDINGS)
+        .or_else(|| {
+            need(
+                "max_compute_invocations_per_workgroup",
+                l.max_compute_invocations_per_workgroup,
+                NEEDED_INVOCATIONS,
+            )
+        })
+        .or_else(|| {
+            need(
+                "max_compute_workgroup_storage_size",
+                l.max_compute_workgroup_storage_size,
+                NEEDED_WORKGROUP_MEMORY,
+            )
+        })
+}
+
+fn line(adapter: &wgpu::Adapter) -> AdapterLine {
+    let info = adapter.get_info();
+    let kind = match info.device_type {
+        wgpu::DeviceType::DiscreteGpu => "discrete",
+        wgpu::DeviceType::IntegratedGpu => "integrated",
+        wgpu::DeviceType::VirtualGpu => "virtual",
+        wgpu::DeviceType::Cpu => "software",
+        wgpu::DeviceType::Other => "other",
+    };
+    AdapterLine {
+        name: info.name,
+        kind,
+        backend: format!("{:?}", info.backend),
+        driver: format!("{} {}", info.driver, info.driver_info),
+        caps: caps(adapter),
+        rejected: rejection(adapter),
+    }
+}
+
+/// Every adapter that wgpu finds, best first; the numbers are those of [`DeviceChoice::Index`].
+pub fn list_adapters() -> Vec<AdapterLine> {
+    sorted().iter().map(line).collect()
+}
+
+/// Adapters by preference: type first, then native backends before OpenGL.
+fn sorted() -> Vec<wgpu::Adapter> {
+    let mut all = adapters();
+    all.sort_by_key(|a| {
+        let info = a.get_info();
+        let kind = match info.device_type {
+            wgpu::DeviceType::DiscreteGpu => 0,
+            wgpu::DeviceType::IntegratedGpu => 1,
+            wgpu::DeviceType::VirtualGpu => 2,
+            wgpu::DeviceType::Other => 3,
+            wgpu::DeviceType::Cpu => 4,
+        };
+        (rejection(a).is_some(), kind, info.backend == wgpu::Backend::Gl)
+    });
+    all
+}
+
+fn choose(all: &[wgpu::Adapter], choice: &DeviceChoice) -> Option<usize> {
+    match choice {
+        DeviceChoice::Auto => (!all.is_empty()).then_some(0),
+        DeviceChoice::Index(i) => (*i < all.len()).then_some(*i),
+        DeviceChoice::Name(text) => all.iter().position(|a| {
+            let info = a.get_info();
+            let software = info.device_type == wgpu::DeviceType::Cpu;
+            (text == "cpu" && software)
+                || info.name.to_lowercase().contains(text)
+                || format!("{:?}", info.backend).to_lowercase() == *text
+        }),
+    }
+}
+
+pub(super) fn open(choice: &DeviceChoice) -> Result<Opened> {
+    let all = sorted();
+    let names: Vec<String> = all.iter().map(|a| a.get_info().name).collect();
+    let Some(at) = choose(&all, choice) else {
+        return Err(if all.is_empty() {
+            Error::user("no GPU adapter found", "run scripts/setup.sh to install a Vulkan driver (a software one will do)")
+        } else {
+            Error::user(
+                format!("no adapter fits {choice:?}; found: {}", names.join(", ")),
+                "see `moe8 devices`; --device takes a number or part of a name",
+            )
+        });
+    };
+    let adapter = &all[at];
+    if let Some(why) = rejection(adapter) {
+        return Err(Error::user(
+            format!("adapter {} cannot run moe8: {why}", names[at]),
+            "choose another with --device (see `moe8 devices`), or install a newer driver",
+        ));
+    }
+    request(adapter)
+}
+
+fn request(adapter: &wgpu::Adapter) -> Result<Opened> {
+    let info = adapter.get_info();
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("moe8"),
+        required_features: wgpu::Features::empty(),
+        required_limits: adapter.limits(),
+        ..Default::default()
+    };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+        .map_err(|e| Error::gpu(format!("cannot open {}: {e}", info.name), "try another adapter with --device"))?;
+    Ok(Opened {
+        device,
+        queue,
+        name: info.name,
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        caps: caps(adapter),
+    })
+}

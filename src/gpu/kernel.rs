@@ -1,0 +1,156 @@
+//! A kernel is a Rust constant; a variant binds its names to numbers and dtypes; naga tells its bindings.
+
+use super::repeat;
+use crate::num::DType;
+use std::fmt::Write;
+use wgpu::naga;
+
+/// A compute shader: where its text is and where it starts.
+///
+/// The text of a variant is a prelude (one `const NAME = n;` per constant, one alias `X` with `x_get` and `x_put`
+/// per dtype), the library files, and `text` with its repeat blocks written out.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// The file's stem and, after a dot, the entry point, for messages.
+    pub name: &'static str,
+    /// The shader's text.
+    pub text: &'static str,
+    /// The entry point.
+    pub entry: &'static str,
+}
+
+/// The constants and dtypes of one use of a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Variant {
+    constants: Vec<(&'static str, u32)>,
+    quads: Vec<(&'static str, DType)>,
+}
+
+impl Variant {
+    /// A variant without constants or dtypes.
+    pub fn new() -> Variant {
+        Variant::default()
+    }
+
+    /// Adds `const name = value;`.
+    #[must_use]
+    pub fn constant(mut self, name: &'static str, value: u32) -> Variant {
+        self.constants.push((name, value));
+        self
+    }
+
+    /// Adds the alias `name` for a quad of `dtype`, and `<lower-case name>_get` and `_put`.
+    #[must_use]
+    pub fn quad(mut self, name: &'static str, dtype: DType) -> Variant {
+        self.quads.push((name, dtype));
+        self
+    }
+
+    fn prelude(&self) -> String {
+        let mut out = String::new();
+        for (name, value) in &self.constants {
+            let _ = writeln!(out, "const {name} = {value}u;");
+        }
+        for (name, dtype) in &self.quads {
+            let (ty, get, put) = match dtype {
+                DType::F32 => ("vec4<f32>", "q", "v"),
+                DType::BF16 => ("vec2<u32>", "bf16_get(q)", "bf16_put(v)"),
+                DType::E4M3 => ("u32", "e4m3_get(q)", "e4m3_put(v)"),
+                DType::E5M2 => ("u32", "e5m2_get(q)", "e5m2_put(v)"),
+                DType::U32 => panic!("quad {name}: u32 tensors are flat, bind array<u32>"),
+            };
+            let low = name.to_lowercase();
+            let _ = writeln!(out, "alias {name} = {ty};");
+            let _ = writeln!(out, "fn {low}_get(q: {name}) -> vec4<f32> {{ return {get}; }}");
+            let _ = writeln!(out, "fn {low}_put(v: vec4<f32>) -> {name} {{ return {put}; }}");
+        }
+        out
+    }
+}
+
+/// The files that every kernel may call.
+const LIBRARY: [(&str, &str); 3] = [
+    ("lib/grid.wgsl", include_str!("../../shaders/lib/grid.wgsl")),
+    ("lib/bf16.wgsl", include_str!("../../shaders/lib/bf16.wgsl")),
+    ("lib/fp8.wgsl", include_str!("../../shaders/lib/fp8.wgsl")),
+];
+
+impl Kernel {
+    /// The complete WGSL of a variant.
+    pub fn source(&self, variant: &Variant) -> String {
+        let lookup = |n: &str| variant.constants.iter().find(|(k, _)| *k == n).map(|(_, v)| *v);
+        let mut out = variant.prelude();
+        for (_, text) in LIBRARY {
+            out.push_str(text);
+        }
+        out.push_str(&repeat::expand(self.name, self.text, &lookup));
+        out
+    }
+
+    pub(super) fn key(&self, variant: &Variant) -> String {
+        format!("{} {variant:?}", self.name)
+    }
+}
+
+/// A kernel's uniform parameters: plain 32-bit numbers whose names and places are those of the WGSL struct.
+///
+/// Made by [`params!`](crate::params!); the recorder compares the fields with the shader's once per pipeline.
+pub trait Params: bytemuck::Pod {
+    /// Name and byte offset of each field.
+    const FIELDS: &'static [(&'static str, usize)];
+}
+
+/// Declares the Rust twin of a kernel's uniform struct: `params! { struct P { rows: u32, eps: f32 } }`.
+#[macro_export]
+macro_rules! params {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($field:ident: $ty:ty),* $(,)? }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+        $vis struct $name { $($field: $ty),* }
+        impl $crate::gpu::Params for $name {
+            const FIELDS: &'static [(&'static str, usize)] =
+                &[$((stringify!($field), std::mem::offset_of!($name, $field))),*];
+        }
+    };
+}
+
+/// What naga read back from a kernel's text.
+pub(super) struct Reflection {
+    /// Names and offsets of the uniform's fields.
+    pub fields: Vec<(String, usize)>,
+    /// For storage bindings 1, 2, ...: whether the kernel may write.
+    pub writable: Vec<bool>,
+}
+
+/// Parses `source` and reads its bindings.
+///
+/// # Panics
+/// When the text is not valid WGSL or its bindings are not 0 = uniform, 1.. = storage: shaders are ours.
+pub(super) fn reflect(name: &str, source: &str) -> Reflection {
+    let module = naga::front::wgsl::parse_str(source)
+        .unwrap_or_else(|e| panic!("kernel {name}:\n{}", e.emit_to_string(source)));
+    let mut fields = Vec::new();
+    let mut storage = Vec::new();
+    for (_, var) in module.global_variables.iter() {
+        let Some(binding) = &var.binding else { continue };
+        match var.space {
+            naga::AddressSpace::Uniform => {
+                assert_eq!(binding.binding, 0, "kernel {name}: the uniform is binding 0");
+                if let naga::TypeInner::Struct { members, .. } = &module.types[var.ty].inner {
+                    let read = |m: &naga::StructMember| (m.name.clone().unwrap_or_default(), m.offset as usize);
+                    fields = members.iter().map(read).collect();
+                }
+            }
+            naga::AddressSpace::Storage { access } => {
+                storage.push((binding.binding, access.contains(naga::StorageAccess::STORE)));
+            }
+            other => panic!("kernel {name}: binding in {other:?}"),
+        }
+    }
+    storage.sort_unstable();
+    for (i, (binding, _)) in storage.iter().enumerate() {
+        assert_eq!(*binding as usize, i + 1, "kernel {name}: storage bindings are 1, 2, ... without gaps");
+    }
+    Reflection { fields, writable: storage.into_iter().map(|(_, w)| w).collect() }
+}

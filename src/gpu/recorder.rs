@@ -1,0 +1,323 @@
+//! Recording: dispatches go into one open compute pass until [`Gpu::flush`] submits them.
+//!
+//! Each dispatch's parameters take one slot of a uniform buffer, written just before the submit. Pipelines and bind
+//! groups are made once and kept: the pool hands out the same buffers every step, so from the second step on
+//! nothing is created.
+
+use super::kernel::{Reflection, reflect};
+use super::{Buffer, Gpu, Kernel, Params, Variant, transfer};
+use crate::Result;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Bytes of one parameter slot: the uniform offset alignment that every adapter accepts.
+const SLOT: usize = 256;
+/// Slots of one uniform buffer.
+const SLOTS: usize = 1024;
+/// Largest number of workgroups in one dimension that every adapter accepts.
+const MAX_GRID: u32 = 65535;
+
+/// How many of each since the adapter was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Kernel launches recorded.
+    pub dispatches: u64,
+    /// Command buffers submitted.
+    pub submits: u64,
+    /// Host to device transfers.
+    pub uploads: u64,
+    /// Device to host transfers.
+    pub downloads: u64,
+    /// Pipelines compiled.
+    pub pipelines: u64,
+}
+
+/// Whether a kernel reads or writes a binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// `var<storage, read>`
+    Read,
+    /// `var<storage, read_write>`
+    Write,
+}
+
+/// A range of a buffer as a kernel sees it.
+#[derive(Clone)]
+pub struct Binding {
+    /// The buffer; kept alive until the commands that use it are submitted.
+    pub buffer: Arc<Buffer>,
+    /// First byte, a multiple of [`super::Caps::align`].
+    pub offset: u64,
+    /// Bytes, not 0.
+    pub size: u64,
+    /// What the kernel does with it.
+    pub access: Access,
+}
+
+pub(super) struct Pipeline {
+    raw: Option<(wgpu::ComputePipeline, wgpu::BindGroupLayout)>,
+    writable: Vec<bool>,
+}
+
+/// Which pipeline over which ranges of which buffers and uniform chunk.
+type GroupKey = (String, usize, Vec<(u64, u64, u64)>);
+
+#[derive(Default)]
+pub(super) struct State {
+    pub counters: Counters,
+    pipelines: HashMap<String, Arc<Pipeline>>,
+    groups: HashMap<GroupKey, wgpu::BindGroup>,
+    encoder: Option<wgpu::CommandEncoder>,
+    pass: Option<wgpu::ComputePass<'static>>,
+    uniforms: Vec<wgpu::Buffer>,
+    params: Vec<u8>,
+    pub pending: Vec<transfer::Mapping>,
+}
+
+impl State {
+    /// The encoder with no pass open on it, for copies.
+    pub fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
+        self.encoder.get_or_insert_with(|| device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))
+    }
+
+    fn pass(&mut self, device: &wgpu::Device) -> &mut wgpu::ComputePass<'static> {
+        if self.pass.is_none() {
+            let pass = self.encoder(device).begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            self.pass = Some(pass.forget_lifetime());
+        }
+        self.pass.as_mut().expect("a pass was just opened")
+    }
+
+    pub fn is_recording(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// Takes a parameter slot: the number of its uniform buffer and the offset in it.
+    fn slot(&mut self, device: &wgpu::Device, params: &[u8]) -> (usize, u32) {
+        let index = self.params.len() / SLOT;
+        self.params.extend_from_slice(params);
+        self.params.resize((index + 1) * SLOT, 0);
+        let chunk = index / SLOTS;
+        if chunk == self.uniforms.len() {
+            self.uniforms.push(device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("kernel parameters"),
+                size: (SLOT * SLOTS) as u64,
+                usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            }));
+        }
+        (chunk, u32::try_from(index % SLOTS * SLOT).expect("a chunk is small"))
+    }
+}
+
+impl Gpu {
+    /// Records `groups` workgroups of a kernel. `bindings` are its storage bindings 1, 2, ... in order.
+    ///
+    /// # Errors
+    /// What the device reported so far.
+    ///
+    /// # Panics
+    /// When the bindings' number or access, or the fields of `params`, are not those of the shader.
+    #[track_caller]
+    pub fn dispatch<P: Params>(
+        &self,
+        kernel: &Kernel,
+        variant: &Variant,
+        params: &P,
+        bindings: &[Binding],
+        groups: u32,
+    ) -> Result<()> {
+        let key = kernel.key(variant);
+        let known = self.state().pipelines.get(&key).cloned();
+        let pipeline = match known {
+            Some(p) => p,
+            None => self.compile::<P>(kernel, variant, &key)?,
+        };
+        let access: Vec<bool> = bindings.iter().map(|b| b.access == Access::Write).collect();
+        assert_eq!(access, pipeline.writable, "kernel {}: bindings given, bindings declared", kernel.name);
+        if groups == 0 {
+            return Ok(());
+        }
+        let mut state = self.state();
+        state.counters.dispatches += 1;
+        let Some((device, _)) = &self.0.device else { return Ok(()) };
+        let (raw, layout) = pipeline.raw.as_ref().expect("a device's pipelines are compiled");
+        let (chunk, offset) = state.slot(device, bytemuck::bytes_of(params));
+        let group = bind_group(&mut state, device, layout, (key, chunk), bindings);
+        let (x, y) = fold(groups);
+        let pass = state.pass(device);
+        pass.set_pipeline(raw);
+        pass.set_bind_group(0, &group, &[offset]);
+        pass.dispatch_workgroups(x, y, 1);
+        Ok(())
+    }
+
+    fn compile<P: Params>(&self, kernel: &Kernel, variant: &Variant, key: &str) -> Result<Arc<Pipeline>> {
+        let source = kernel.source(variant);
+        let Reflection { fields, writable } = reflect(kernel.name, &source);
+        let ours: Vec<(String, usize)> = P::FIELDS.iter().map(|(n, o)| ((*n).to_string(), *o)).collect();
+        assert_eq!(ours, fields, "kernel {}: parameters in Rust, parameters in WGSL", kernel.name);
+        let raw = self.0.device.as_ref().map(|(device, _)| {
+            let layout = bind_group_layout(device, &writable, size_of::<P>());
+            (self.build(device, kernel, source, &layout), layout)
+        });
+        self.check()?;
+        let pipeline = Arc::new(Pipeline { raw, writable });
+        let mut state = self.state();
+        state.counters.pipelines += 1;
+        state.pipelines.insert(key.to_string(), pipeline.clone());
+        Ok(pipeline)
+    }
+
+    fn build(
+        &self,
+        device: &wgpu::Device,
+        kernel: &Kernel,
+        source: String,
+        layout: &wgpu::BindGroupLayout,
+    ) -> wgpu::ComputePipeline {
+        let descriptor =
+            wgpu::ShaderModuleDescriptor { label: Some(kernel.name), source: wgpu::ShaderSource::Wgsl(source.into()) };
+        let safe = self.0.options.safe_shaders;
+        let module = if safe {
+            device.create_shader_module(descriptor)
+        } else {
+            // SAFETY: the shaders are ours; the tests run each of them with all checks on and compare the bits.
+            unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
+        };
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(kernel.name),
+            bind_group_layouts: &[Some(layout)],
+            immediate_size: 0,
+        });
+        device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(kernel.name),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some(kernel.entry),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: safe,
+                ..Default::default()
+            },
+            cache: None,
+        })
+    }
+
+    /// Submits what was recorded; returns at once.
+    ///
+    /// # Errors
+    /// What the device reported since the last flush, with the kernel's label.
+    pub fn flush(&self) -> Result<()> {
+        let mut state = self.state();
+        if let Some((device, queue)) = &self.0.device {
+            state.pass = None;
+            if let Some(encoder) = state.encoder.take() {
+                for (chunk, bytes) in state.params.chunks(SLOT * SLOTS).enumerate() {
+                    queue.write_buffer(&state.uniforms[chunk], 0, bytes);
+                }
+                state.params.clear();
+                queue.submit([encoder.finish()]);
+                state.counters.submits += 1;
+                for mapping in state.pending.drain(..) {
+                    mapping.start();
+                }
+                let _ = device.poll(wgpu::PollType::Poll);
+            }
+        }
+        drop(state);
+        self.check()
+    }
+
+    /// Submits and waits until the device has finished.
+    ///
+    /// # Errors
+    /// As [`Gpu::flush`].
+    pub fn finish(&self) -> Result<()> {
+        self.flush()?;
+        if let Some((device, _)) = &self.0.device {
+            let _ = device.poll(wgpu::PollType::wait_indefinitely());
+        }
+        self.check()
+    }
+
+    /// Sets every 32-bit word of `buffer` to `word`.
+    pub(super) fn fill_words(&self, buffer: &Arc<Buffer>, word: u32) -> Result<()> {
+        crate::params! { struct Fill { words: u32, word: u32 } }
+        const FILL: Kernel = Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
+        let words = u32::try_from(buffer.size() / 4).expect("buffers are below 16 GiB");
+        let size = buffer.size();
+        let binding = Binding { buffer: buffer.clone(), offset: 0, size, access: Access::Write };
+        self.dispatch(&FILL, &Variant::new(), &Fill { words, word }, &[binding], words.div_ceil(1024))
+    }
+}
+
+/// A grid of `n` workgroups as x * y >= n, each at most [`MAX_GRID`].
+fn fold(n: u32) -> (u32, u32) {
+    let y = n.div_ceil(MAX_GRID);
+    (n.div_ceil(y), y)
+}
+
+fn bind_group_layout(device: &wgpu::Device, writable: &[bool], params: usize) -> wgpu::BindGroupLayout {
+    let entry = |binding: usize, ty, dynamic, min: usize| wgpu::BindGroupLayoutEntry {
+        binding: u32::try_from(binding).expect("few bindings"),
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty,
+            has_dynamic_offset: dynamic,
+            min_binding_size: std::num::NonZeroU64::new(min as u64),
+        },
+        count: None,
+    };
+    let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform, true, params)];
+    for (i, write) in writable.iter().enumerate() {
+        entries.push(entry(i + 1, wgpu::BufferBindingType::Storage { read_only: !write }, false, 0));
+    }
+    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries })
+}
+
+fn bind_group(
+    state: &mut State,
+    device: &wgpu::Device,
+    layout: &wgpu::BindGroupLayout,
+    (kernel, chunk): (String, usize),
+    bindings: &[Binding],
+) -> wgpu::BindGroup {
+    let ranges = bindings.iter().map(|b| (b.buffer.id(), b.offset, b.size)).collect();
+    let key = (kernel, chunk, ranges);
+    if let Some(group) = state.groups.get(&key) {
+        return group.clone();
+    }
+    let range = |buffer, offset, size| {
+        wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size: std::num::NonZeroU64::new(size) })
+    };
+    let mut entries = vec![wgpu::BindGroupEntry {
+        binding: 0,
+        resource: range(&state.uniforms[chunk], 0, SLOT as u64),
+    }];
+    for (i, b) in bindings.iter().enumerate() {
+        let raw = b.buffer.raw().expect("a device's buffers exist");
+        entries.push(wgpu::BindGroupEntry {
+            binding: u32::try_from(i + 1).expect("few bindings"),
+            resource: range(raw, b.offset, b.size),
+        });
+    }
+    let group =
+        device.create_bind_group(&wgpu::BindGroupDescriptor { label: Some(&key.0), layout, entries: &entries });
+    state.groups.insert(key, group.clone());
+    group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_GRID, fold};
+
+    #[test]
+    fn folded_grids_cover_and_fit() {
+        for n in [1, 2, 65535, 65536, 65537, 131_071, 1 << 24, u32::MAX / 2] {
+            let (x, y) = fold(n);
+            assert!(u64::from(x) * u64::from(y) >= u64::from(n), "{n}");
+            assert!(x <= MAX_GRID && y <= MAX_GRID, "{n}: {x} x {y}");
+        }
+    }
+}
