@@ -46,7 +46,10 @@ impl Tensor {
 
     /// A view of existing memory, `offset` bytes in.
     pub fn view(buffer: &Arc<Buffer>, offset: u64, shape: &[usize], dtype: DType) -> Tensor {
-        assert!(offset + quad_bytes(shape, dtype) <= buffer.size(), "view {shape:?} at {offset} of {buffer:?}");
+        assert!(
+            offset + quad_bytes(shape, dtype) <= buffer.size(),
+            "view {shape:?} at {offset} of {buffer:?}"
+        );
         Tensor { shape: shape.to_vec(), dtype, flat: false, buffer: buffer.clone(), offset }
     }
 
@@ -109,9 +112,10 @@ impl Tensor {
         let bytes = gpu.download(&self.buffer, self.offset, self.bytes())?;
         let padded: Vec<f32> = match self.dtype {
             DType::F32 => bytemuck::pod_collect_to_vec(&bytes),
-            DType::BF16 => {
-                bytemuck::pod_collect_to_vec::<u8, u16>(&bytes).iter().map(|b| bf16::from_bits(*b).to_f32()).collect()
-            }
+            DType::BF16 => bytemuck::pod_collect_to_vec::<u8, u16>(&bytes)
+                .iter()
+                .map(|b| bf16::from_bits(*b).to_f32())
+                .collect(),
             other => panic!("values of a {other} tensor: download its codes"),
         };
         Ok(self.strip(&padded))
@@ -148,8 +152,13 @@ impl Tensor {
     #[track_caller]
     #[must_use]
     pub fn reshape(&self, shape: &[usize]) -> Tensor {
-        let same = self.cols() == shape.last().copied().unwrap_or(1) && self.numel() == shape.iter().product();
-        assert!(same && !self.flat, "reshape {:?} to {shape:?}: only leading dimensions can change", self.shape);
+        let same =
+            self.cols() == shape.last().copied().unwrap_or(1) && self.numel() == shape.iter().product();
+        assert!(
+            same && !self.flat,
+            "reshape {:?} to {shape:?}: only leading dimensions can change",
+            self.shape
+        );
         Tensor { shape: shape.to_vec(), ..self.clone() }
     }
 
@@ -203,7 +212,11 @@ impl Tensor {
 
     /// Bytes in memory, padding included.
     pub fn bytes(&self) -> u64 {
-        if self.flat { (self.numel() * self.dtype.size()) as u64 } else { quad_bytes(&self.shape, self.dtype) }
+        if self.flat {
+            (self.numel() * self.dtype.size()) as u64
+        } else {
+            quad_bytes(&self.shape, self.dtype)
+        }
     }
 
     /// The memory and the first byte of this tensor in it.

@@ -163,7 +163,10 @@ pub(super) fn open(choice: &DeviceChoice) -> Result<Opened> {
     let names: Vec<String> = all.iter().map(|a| a.get_info().name).collect();
     let Some(at) = choose(&all, choice) else {
         return Err(if all.is_empty() {
-            Error::user("no GPU adapter found", "run scripts/setup.sh to install a Vulkan driver (a software one will do)")
+            Error::user(
+                "no GPU adapter found",
+                "run scripts/setup.sh to install a Vulkan driver (a software one will do)",
+            )
         } else {
             Error::user(
                 format!("no adapter fits {choice:?}; found: {}", names.join(", ")),
@@ -189,8 +192,9 @@ fn request(adapter: &wgpu::Adapter) -> Result<Opened> {
         required_limits: adapter.limits(),
         ..Default::default()
     };
-    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
-        .map_err(|e| Error::gpu(format!("cannot open {}: {e}", info.name), "try another adapter with --device"))?;
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| {
+        Error::gpu(format!("cannot open {}: {e}", info.name), "try another adapter with --device")
+    })?;
     Ok(Opened {
         device,
         queue,

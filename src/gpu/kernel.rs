@@ -138,7 +138,8 @@ pub(super) fn reflect(name: &str, source: &str) -> Reflection {
             naga::AddressSpace::Uniform => {
                 assert_eq!(binding.binding, 0, "kernel {name}: the uniform is binding 0");
                 if let naga::TypeInner::Struct { members, .. } = &module.types[var.ty].inner {
-                    let read = |m: &naga::StructMember| (m.name.clone().unwrap_or_default(), m.offset as usize);
+                    let read =
+                        |m: &naga::StructMember| (m.name.clone().unwrap_or_default(), m.offset as usize);
                     fields = members.iter().map(read).collect();
                 }
             }

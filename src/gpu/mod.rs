@@ -148,7 +148,9 @@ impl Gpu {
     fn check(&self) -> Result<()> {
         match self.0.errors.take() {
             None => Ok(()),
-            Some(what) => Err(Error::gpu(what, "run with --safe-shaders, or choose another adapter with --device")),
+            Some(what) => {
+                Err(Error::gpu(what, "run with --safe-shaders, or choose another adapter with --device"))
+            }
         }
     }
 }

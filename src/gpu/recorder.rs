@@ -78,7 +78,8 @@ impl State {
     /// The encoder with no pass open on it, for copies.
     pub fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
         self.pass = None;
-        self.encoder.get_or_insert_with(|| device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))
+        self.encoder
+            .get_or_insert_with(|| device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))
     }
 
     fn pass(&mut self, device: &wgpu::Device) -> &mut wgpu::ComputePass<'static> {
@@ -177,8 +178,10 @@ impl Gpu {
         source: String,
         layout: &wgpu::BindGroupLayout,
     ) -> wgpu::ComputePipeline {
-        let descriptor =
-            wgpu::ShaderModuleDescriptor { label: Some(kernel.name), source: wgpu::ShaderSource::Wgsl(source.into()) };
+        let descriptor = wgpu::ShaderModuleDescriptor {
+            label: Some(kernel.name),
+            source: wgpu::ShaderSource::Wgsl(source.into()),
+        };
         let safe = self.0.options.safe_shaders;
         let module = if safe {
             device.create_shader_module(descriptor)
@@ -244,7 +247,8 @@ impl Gpu {
     /// Sets every 32-bit word of `buffer` to `word`.
     pub(super) fn fill_words(&self, buffer: &Arc<Buffer>, word: u32) -> Result<()> {
         crate::params! { struct Fill { words: u32, word: u32 } }
-        const FILL: Kernel = Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
+        const FILL: Kernel =
+            Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
         let words = u32::try_from(buffer.size() / 4).expect("buffers are below 16 GiB");
         let size = buffer.size();
         let binding = Binding { buffer: buffer.clone(), offset: 0, size, access: Access::Write };
@@ -289,12 +293,14 @@ fn bind_group(
         return group.clone();
     }
     let range = |buffer, offset, size| {
-        wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size: std::num::NonZeroU64::new(size) })
+        wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+            buffer,
+            offset,
+            size: std::num::NonZeroU64::new(size),
+        })
     };
-    let mut entries = vec![wgpu::BindGroupEntry {
-        binding: 0,
-        resource: range(&state.uniforms[chunk], 0, SLOT as u64),
-    }];
+    let mut entries =
+        vec![wgpu::BindGroupEntry { binding: 0, resource: range(&state.uniforms[chunk], 0, SLOT as u64) }];
     for (i, b) in bindings.iter().enumerate() {
         let raw = b.buffer.raw().expect("a device's buffers exist");
         entries.push(wgpu::BindGroupEntry {
@@ -302,8 +308,11 @@ fn bind_group(
             resource: range(raw, b.offset, b.size),
         });
     }
-    let group =
-        device.create_bind_group(&wgpu::BindGroupDescriptor { label: Some(&key.0), layout, entries: &entries });
+    let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: Some(&key.0),
+        layout,
+        entries: &entries,
+    });
     state.groups.insert(key, group.clone());
     group
 }

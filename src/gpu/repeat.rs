@@ -25,7 +25,8 @@ fn block(file: &str, lines: &[&str], constant: &dyn Fn(&str) -> Option<u32>, out
             at += 1;
             continue;
         };
-        let (name, count) = rest.split_once(' ').unwrap_or_else(|| panic!("{file}: `{line}` needs a name and a count"));
+        let (name, count) =
+            rest.split_once(' ').unwrap_or_else(|| panic!("{file}: `{line}` needs a name and a count"));
         let times = count.trim().parse().ok().or_else(|| constant(count.trim()));
         let times = times.unwrap_or_else(|| panic!("{file}: `{line}`: no constant {count}"));
         let end = at + 1 + matching_end(file, &lines[at + 1..]);

@@ -33,7 +33,11 @@ impl Gpu {
     /// # Errors
     /// What the device reported so far.
     pub fn upload(&self, buffer: &Arc<Buffer>, offset: u64, bytes: &[u8]) -> Result<()> {
-        assert!(offset + bytes.len() as u64 <= buffer.size(), "upload of {} bytes at {offset} to {buffer:?}", bytes.len());
+        assert!(
+            offset + bytes.len() as u64 <= buffer.size(),
+            "upload of {} bytes at {offset} to {buffer:?}",
+            bytes.len()
+        );
         if self.state().is_recording() {
             self.flush()?;
         }
@@ -97,7 +101,9 @@ impl Download {
         let _ = device.poll(wgpu::PollType::wait_indefinitely());
         let mapped = ready.recv().map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));
         self.gpu.check()?;
-        mapped.map_err(|e| Error::gpu(format!("download failed: {e}"), "the device was probably lost; see earlier messages"))?;
+        mapped.map_err(|e| {
+            Error::gpu(format!("download failed: {e}"), "the device was probably lost; see earlier messages")
+        })?;
         let view = staging
             .get_mapped_range(..)
             .map_err(|e| Error::gpu(format!("download failed: {e}"), "report this with the log"))?;

@@ -1,1 +1,13 @@
 //! Forward and backward of each op as plain functions that record GPU work.
+//!
+//! An op checks shapes (a breach is a panic with both shapes: callers are ours), allocates its result, and records
+//! its dispatches. It never waits for the device and never reads back.
+
+pub mod gemm;
+
+use crate::gpu::{Kernel, Variant};
+
+/// Every kernel in every variant that the ops can ask for, for validation without a GPU.
+pub fn kernels() -> Vec<(Kernel, Variant)> {
+    gemm::kernels()
+}

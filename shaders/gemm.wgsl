@@ -1,0 +1,209 @@
+// Grouped GEMM in f32 on register tiles, for every adapter. Three forms, one thread an 8 x 8 tile of the result:
+//   nt  out(M, N) = A(M, K) W[g](N, K)^T      both read along K
+//   nn  out(M, N) = A(M, K) W[g](K, N)        W read along its rows
+//   tn  out[g](M, N) = A_g(R_g, M)^T B_g(R_g, N)    contraction over the rows of group g
+// The simple algorithm: one loop over the contraction, one multiply-add per element of the tile.
+// What this adds:
+// 1. An 8 x 8 tile in registers: 16 quads loaded for 256 multiply-adds (nt, nn), 4 for 64 (tn).
+// 2. Loads of whole quads, decoded on the way in (X_get), and no workgroup memory: on software adapters it costs more
+//    than it saves, and on GPUs the neighbours' loads hit the cache.
+// 3. The scales of both operands, multiplied once per element at the end.
+// Rows and columns past the end read the last one and are not stored; the padding of a row's last quad is zero.
+
+struct Gemm {
+  m: u32,        // rows of A and out (tn: columns of A, rows of out)
+  n: u32,        // columns of out
+  k: u32,        // contraction (tn: rows of A and B in all groups)
+  groups: u32,
+  row_step: u32, // scale of out row i: row_scale[g * row_group + i * row_step]
+  row_group: u32,
+  col_step: u32, // scale of out column j: col_scale[g * col_group + j * col_step]
+  col_group: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Gemm;
+@group(0) @binding(1) var<storage, read> a: array<A>;
+@group(0) @binding(2) var<storage, read> b: array<B>;
+@group(0) @binding(3) var<storage, read> offs: array<u32>;
+@group(0) @binding(4) var<storage, read> row_scale: array<f32>;
+@group(0) @binding(5) var<storage, read> col_scale: array<f32>;
+@group(0) @binding(6) var<storage, read_write> out: array<OUT>;
+
+fn row_factor(g: u32, i: u32) -> f32 {
+  return row_scale[g * p.row_group + i * p.row_step];
+}
+
+fn col_factor(g: u32, j: u32) -> vec4<f32> {
+  let at = g * p.col_group;
+  let last = p.n - 1u;
+  return vec4<f32>(
+    col_scale[at + min(j, last) * p.col_step],
+    col_scale[at + min(j + 1u, last) * p.col_step],
+    col_scale[at + min(j + 2u, last) * p.col_step],
+    col_scale[at + min(j + 3u, last) * p.col_step],
+  );
+}
+
+// Writes one quad of the result at column j: scaled, zero past the width, added to what is there if ACCUMULATE.
+fn store(g: u32, i: u32, j: u32, at: u32, v: vec4<f32>) {
+  var r = v;
+  if SCALED == 1u {
+    r = (v * row_factor(g, i)) * col_factor(g, j);
+  }
+  r = select(vec4<f32>(0.0), r, vec4<u32>(j, j + 1u, j + 2u, j + 3u) < vec4<u32>(p.n));
+  if ACCUMULATE == 1u {
+    r += out_get(out[at]);
+  }
+  out[at] = out_put(r);
+}
+
+fn store_rows(rows: Rows, row0: u32, col0: u32, acc: ptr<function, array<vec4<f32>, 16>>) {
+  let nq = div_up(p.n, 4u);
+  let height = min(rows.end - row0, 8u);
+  for (var i = 0u; i < height; i++) {
+    let at = (row0 + i) * nq + col0 / 4u;
+    store(rows.group, row0 + i, col0, at, (*acc)[2u * i]);
+    if col0 + 4u < p.n {
+      store(rows.group, row0 + i, col0 + 4u, at + 1u, (*acc)[2u * i + 1u]);
+    }
+  }
+}
+
+fn zero_rows(rows: Rows, row0: u32, col0: u32) {
+  let nq = div_up(p.n, 4u);
+  let height = min(rows.end - row0, 8u);
+  for (var i = 0u; i < height; i++) {
+    for (var q = col0 / 4u; q < min(col0 / 4u + 2u, nq); q++) {
+      out[(row0 + i) * nq + q] = out_put(vec4<f32>(0.0));
+    }
+  }
+}
+
+@compute @workgroup_size(WX, WY)
+fn nt(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_id) li: vec3<u32>) {
+  let strips = div_up(p.n, 8u * WX);
+  let tile = grid_index(wg, nwg);
+  let rows = tile_rows(tile / strips, 8u * WY, p.groups, p.m);
+  let row0 = rows.first + 8u * li.y;
+  let col0 = ((tile % strips) * WX + li.x) * 8u;
+  if row0 >= rows.end || col0 >= p.n {
+    return;
+  }
+  if GROUPED == 1u && rows.group == p.groups {
+    zero_rows(rows, row0, col0);
+    return;
+  }
+  let kq = div_up(p.k, 4u);
+  let base = rows.group * p.n;
+//!repeat i 8
+  let ia$i = min(row0 + $iu, rows.end - 1u) * kq;
+  let ib$i = (base + min(col0 + $iu, p.n - 1u)) * kq;
+  var lo$i = vec4<f32>();
+  var hi$i = vec4<f32>();
+//!end
+  for (var k = 0u; k < kq; k++) {
+//!repeat i 8
+    let b$i = b_get(b[ib$i + k]);
+//!end
+//!repeat i 8
+    let a$i = a_get(a[ia$i + k]);
+    lo$i += vec4<f32>(dot(a$i, b0), dot(a$i, b1), dot(a$i, b2), dot(a$i, b3));
+    hi$i += vec4<f32>(dot(a$i, b4), dot(a$i, b5), dot(a$i, b6), dot(a$i, b7));
+//!end
+  }
+  var acc = array<vec4<f32>, 16>(lo0, hi0, lo1, hi1, lo2, hi2, lo3, hi3, lo4, hi4, lo5, hi5, lo6, hi6, lo7, hi7);
+  store_rows(rows, row0, col0, &acc);
+}
+
+@compute @workgroup_size(WX, WY)
+fn nn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_id) li: vec3<u32>) {
+  let strips = div_up(p.n, 8u * WX);
+  let tile = grid_index(wg, nwg);
+  let rows = tile_rows(tile / strips, 8u * WY, p.groups, p.m);
+  let row0 = rows.first + 8u * li.y;
+  let col0 = ((tile % strips) * WX + li.x) * 8u;
+  if row0 >= rows.end || col0 >= p.n {
+    return;
+  }
+  if GROUPED == 1u && rows.group == p.groups {
+    zero_rows(rows, row0, col0);
+    return;
+  }
+  let kq = div_up(p.k, 4u);
+  let nq = div_up(p.n, 4u);
+  let q0 = col0 / 4u;
+  let q1 = min(q0 + 1u, nq - 1u);
+//!repeat i 8
+  let ia$i = min(row0 + $iu, rows.end - 1u) * kq;
+  var lo$i = vec4<f32>();
+  var hi$i = vec4<f32>();
+//!end
+  for (var k = 0u; k < kq; k++) {
+//!repeat i 8
+    let a$i = a_get(a[ia$i + k]);
+//!end
+//!repeat c 4
+    let w$c = (rows.group * p.k + min(4u * k + $cu, p.k - 1u)) * nq;
+    let bl$c = b_get(b[w$c + q0]);
+    let bh$c = b_get(b[w$c + q1]);
+//!repeat i 8
+    lo$i += a$i[$c] * bl$c;
+    hi$i += a$i[$c] * bh$c;
+//!end
+//!end
+  }
+  var acc = array<vec4<f32>, 16>(lo0, hi0, lo1, hi1, lo2, hi2, lo3, hi3, lo4, hi4, lo5, hi5, lo6, hi6, lo7, hi7);
+  store_rows(rows, row0, col0, &acc);
+}
+
+@compute @workgroup_size(WX, WY)
+fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_id) li: vec3<u32>) {
+  let strips = div_up(p.n, 8u * WX);
+  let heights = div_up(p.m, 8u * WY);
+  let tile = grid_index(wg, nwg);
+  let group = tile / (strips * heights);
+  let row0 = (((tile / strips) % heights) * WY + li.y) * 8u;
+  let col0 = ((tile % strips) * WX + li.x) * 8u;
+  if row0 >= p.m || col0 >= p.n || group >= p.groups {
+    return;
+  }
+  let mq = div_up(p.m, 4u);
+  let nq = div_up(p.n, 4u);
+  let a0 = row0 / 4u;
+  let a1 = min(a0 + 1u, mq - 1u);
+  let b0 = col0 / 4u;
+  let b1 = min(b0 + 1u, nq - 1u);
+//!repeat i 8
+  var lo$i = vec4<f32>();
+  var hi$i = vec4<f32>();
+//!end
+  let span = group_rows(group, p.k);
+  for (var r = span.x; r < span.y; r++) {
+    let al = a_get(a[r * mq + a0]);
+    let ah = a_get(a[r * mq + a1]);
+    let bl = b_get(b[r * nq + b0]);
+    let bh = b_get(b[r * nq + b1]);
+//!repeat i 4
+    lo$i += al[$i] * bl;
+    hi$i += al[$i] * bh;
+//!end
+    lo4 += ah.x * bl;
+    hi4 += ah.x * bh;
+    lo5 += ah.y * bl;
+    hi5 += ah.y * bh;
+    lo6 += ah.z * bl;
+    hi6 += ah.z * bh;
+    lo7 += ah.w * bl;
+    hi7 += ah.w * bh;
+  }
+  var acc = array<vec4<f32>, 16>(lo0, hi0, lo1, hi1, lo2, hi2, lo3, hi3, lo4, hi4, lo5, hi5, lo6, hi6, lo7, hi7);
+  let base = group * p.m;
+  let height = min(p.m - row0, 8u);
+  for (var i = 0u; i < height; i++) {
+    let at = (base + row0 + i) * nq + b0;
+    store(group, row0 + i, col0, at, acc[2u * i]);
+    if col0 + 4u < p.n {
+      store(group, row0 + i, col0 + 4u, at + 1u, acc[2u * i + 1u]);
+    }
+  }
+}

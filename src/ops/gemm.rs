@@ -1,0 +1,242 @@
+//! Grouped GEMM: `nt` (fprop), `nn` (dgrad), `tn` (wgrad) over ragged groups of rows, any dtype in, f32 inside.
+//!
+//! Definition: torch `_grouped_mm` forms 2d-3d and 2d-2d (PyTorch 2.8), with two promises more: rows past the last
+//! offset come out zero, and an empty group's weight gradient is zero.
+//! Tolerance against the f64 product of the same operands: f32 accumulation, `K * 2^-24 * sum |a b|`, plus one
+//! rounding to the output's dtype.
+
+use crate::Result;
+use crate::gpu::{Binding, Gpu, Kernel, Variant};
+use crate::num::DType;
+use crate::tensor::Tensor;
+
+crate::params! {
+    struct Gemm {
+        m: u32,
+        n: u32,
+        k: u32,
+        groups: u32,
+        row_step: u32,
+        row_group: u32,
+        col_step: u32,
+        col_group: u32,
+    }
+}
+
+const TEXT: &str =
+    concat!(include_str!("../../shaders/lib/groups.wgsl"), include_str!("../../shaders/gemm.wgsl"));
+const NT: Kernel = Kernel { name: "gemm.nt", text: TEXT, entry: "nt" };
+const NN: Kernel = Kernel { name: "gemm.nn", text: TEXT, entry: "nn" };
+const TN: Kernel = Kernel { name: "gemm.tn", text: TEXT, entry: "tn" };
+
+/// Edge of the tile that one thread computes.
+const TILE: usize = 8;
+
+/// De-scales of one operand, f32, multiplied into the result: one per row (or column) of the result, laid out group
+/// after group where the operand is per group, or one for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale<'a> {
+    /// The factors.
+    pub values: &'a Tensor,
+    /// Elements between neighbouring rows (columns): 1, or 0 for one scale for all.
+    pub step: usize,
+    /// Elements between groups: 0 when the factors are not per group.
+    pub group: usize,
+}
+
+impl<'a> Scale<'a> {
+    /// One factor per row of the whole result.
+    pub fn per_row(values: &'a Tensor) -> Self {
+        Scale { values, step: 1, group: 0 }
+    }
+
+    /// `width` factors for each group.
+    pub fn per_group(values: &'a Tensor, width: usize) -> Self {
+        Scale { values, step: 1, group: width }
+    }
+
+    /// One factor for everything.
+    pub fn tensorwise(values: &'a Tensor) -> Self {
+        Scale { values, step: 0, group: 0 }
+    }
+}
+
+/// What a GEMM needs beside its operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GemmOptions<'a> {
+    /// Exclusive end row of each group (flat u32, one per group); `None` is one group of all rows.
+    pub offs: Option<&'a Tensor>,
+    /// De-scales of the result's rows and columns.
+    pub scales: Option<(Scale<'a>, Scale<'a>)>,
+}
+
+/// `out(M, N) = A(M, K) W[g](N, K)^T`, rows in group g; W is (E, N, K), or (N, K) without groups.
+///
+/// # Errors
+/// The result is over the adapter's limits, or what the device reported.
+#[track_caller]
+pub fn nt(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
+    let n = w.shape()[w.shape().len() - 2];
+    assert_eq!(
+        a.cols(),
+        w.cols(),
+        "gemm nt: A {:?} and W {:?} contract their last dimension",
+        a.shape(),
+        w.shape()
+    );
+    let dims = Dims { m: a.rows(), n, k: a.cols(), groups: groups(w, n, options) };
+    let result = Tensor::empty(gpu, "gemm result", &[dims.m, n], out)?;
+    launch(gpu, &NT, (a, w), &result, dims, options, false)?;
+    Ok(result)
+}
+
+/// `out(M, N) = A(M, K) W[g](K, N)`, rows in group g; W is (E, K, N), or (K, N) without groups.
+///
+/// # Errors
+/// As [`nt`].
+#[track_caller]
+pub fn nn(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
+    let k = w.shape()[w.shape().len() - 2];
+    assert_eq!(
+        a.cols(),
+        k,
+        "gemm nn: A {:?} contracts W's {:?} last but one dimension",
+        a.shape(),
+        w.shape()
+    );
+    let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options) };
+    let result = Tensor::empty(gpu, "gemm result", &[dims.m, dims.n], out)?;
+    launch(gpu, &NN, (a, w), &result, dims, options, false)?;
+    Ok(result)
+}
+
+/// `out[g](M, N) = A_g(R_g, M)^T B_g(R_g, N)`; the result is (E, M, N), or (M, N) without groups.
+///
+/// # Errors
+/// As [`nt`].
+#[track_caller]
+pub fn tn(gpu: &Gpu, a: &Tensor, b: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
+    let mut shape = vec![a.cols(), b.cols()];
+    if let Some(offs) = options.offs {
+        shape.insert(0, offs.numel());
+    }
+    let result = Tensor::empty(gpu, "gemm result", &shape, out)?;
+    tn_into(gpu, a, b, &result, false, options)?;
+    Ok(result)
+}
+
+/// [`tn`] into `result`, added to what is there if `accumulate`.
+///
+/// # Errors
+/// What the device reported.
+#[track_caller]
+pub fn tn_into(
+    gpu: &Gpu,
+    a: &Tensor,
+    b: &Tensor,
+    result: &Tensor,
+    accumulate: bool,
+    options: GemmOptions<'_>,
+) -> Result<()> {
+    assert_eq!(a.rows(), b.rows(), "gemm tn: A {:?} and B {:?} contract their rows", a.shape(), b.shape());
+    let groups = options.offs.map_or(1, Tensor::numel);
+    let dims = Dims { m: a.cols(), n: b.cols(), k: a.rows(), groups };
+    assert_eq!(result.numel(), groups * dims.m * dims.n, "gemm tn: result {:?} of {dims:?}", result.shape());
+    launch(gpu, &TN, (a, b), result, dims, options, accumulate)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Dims {
+    m: usize,
+    n: usize,
+    k: usize,
+    groups: usize,
+}
+
+/// Number of groups: the offsets' and the weight's must agree.
+#[track_caller]
+fn groups(w: &Tensor, rows: usize, options: GemmOptions<'_>) -> usize {
+    let of_w = w.rows() / rows.max(1);
+    let groups = options.offs.map_or(1, Tensor::numel);
+    assert_eq!(groups, of_w, "gemm: groups in the offsets, groups in W {:?}", w.shape());
+    groups
+}
+
+/// Threads of a workgroup over columns and rows. Software adapters run one workgroup per core, its threads as lanes.
+fn workgroup(software: bool) -> (usize, usize) {
+    if software { (8, 1) } else { (8, 8) }
+}
+
+fn variant(kinds: [DType; 3], flags: [bool; 3], software: bool) -> Variant {
+    let (wx, wy) = workgroup(software);
+    let [grouped, scaled, accumulate] = flags.map(u32::from);
+    Variant::new()
+        .constant("WX", wx as u32)
+        .constant("WY", wy as u32)
+        .constant("GROUPED", grouped)
+        .constant("SCALED", scaled)
+        .constant("ACCUMULATE", accumulate)
+        .quad("A", kinds[0])
+        .quad("B", kinds[1])
+        .quad("OUT", kinds[2])
+}
+
+fn launch(
+    gpu: &Gpu,
+    kernel: &Kernel,
+    (a, b): (&Tensor, &Tensor),
+    out: &Tensor,
+    dims: Dims,
+    options: GemmOptions<'_>,
+    accumulate: bool,
+) -> Result<()> {
+    let software = gpu.caps().software;
+    let (wx, wy) = workgroup(software);
+    let strips = dims.n.div_ceil(TILE * wx);
+    let grouped = options.offs.is_some();
+    let tiles = if kernel.entry == "tn" {
+        dims.groups * dims.m.div_ceil(TILE * wy) * strips
+    } else {
+        // Every group and the tail may end in one tile that is not full.
+        (dims.m.div_ceil(TILE * wy) + if grouped { dims.groups } else { 0 }) * strips
+    };
+    let unused = a.read();
+    let (row, col) = match options.scales {
+        Some((row, col)) => (row.values.read(), col.values.read()),
+        None => (unused.clone(), unused.clone()),
+    };
+    let bindings: [Binding; 6] =
+        [a.read(), b.read(), options.offs.map_or(unused, Tensor::read), row, col, out.write()];
+    let step = |pick: fn(&(Scale<'_>, Scale<'_>)) -> usize| options.scales.as_ref().map_or(0, pick) as u32;
+    let params = Gemm {
+        m: dims.m as u32,
+        n: dims.n as u32,
+        k: dims.k as u32,
+        groups: dims.groups as u32,
+        row_step: step(|s| s.0.step),
+        row_group: step(|s| s.0.group),
+        col_step: step(|s| s.1.step),
+        col_group: step(|s| s.1.group),
+    };
+    let flags = [grouped, options.scales.is_some(), accumulate];
+    let variant = variant([a.dtype(), b.dtype(), out.dtype()], flags, software);
+    gpu.dispatch(kernel, &variant, &params, &bindings, tiles as u32)
+}
+
+/// Every variant, for validation without a GPU.
+pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
+    use DType::{BF16, E4M3, E5M2, F32};
+    let operands = [(F32, F32), (BF16, BF16), (E4M3, E4M3), (E5M2, E4M3)];
+    let mut all = Vec::new();
+    for kernel in [NT, NN, TN] {
+        for (a, b) in operands {
+            for out in [F32, BF16] {
+                for flags in 0..8u8 {
+                    let flags = [flags & 1 != 0, flags & 2 != 0, flags & 4 != 0];
+                    all.push((kernel, variant([a, b, out], flags, flags[0])));
+                }
+            }
+        }
+    }
+    all
+}
