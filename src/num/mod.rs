@@ -7,6 +7,7 @@ pub mod bf16;
 mod dtype;
 pub mod e4m3;
 pub mod e5m2;
+pub mod formula;
 mod fp8;
 pub mod normal;
 pub mod rng;
