@@ -152,8 +152,8 @@ impl Tensor {
     #[track_caller]
     #[must_use]
     pub fn reshape(&self, shape: &[usize]) -> Tensor {
-        let same =
-            self.cols() == shape.last().copied().unwrap_or(1) && self.numel() == shape.iter().product();
+        let same = self.cols() == shape.last().copied().unwrap_or(1)
+            && self.numel() == shape.iter().product::<usize>();
         assert!(
             same && !self.flat,
             "reshape {:?} to {shape:?}: only leading dimensions can change",
