@@ -1,0 +1,70 @@
+//! Collectives in pieces, for a wire that takes only so many bytes per call.
+//!
+//! MPI counts are `i32`: a call of 2 GiB or more cannot be expressed, and a library that tries
+//! overflows. Pieces also bound the staging memory. A piece of an all-gather comes back as
+//! `[ranks, piece]` and belongs into a strided place of `[ranks, len]`, hence the staging.
+
+use crate::Result;
+use std::ops::Range;
+
+/// The bytes of one rank's block that go into each piece, so that a piece of all `ranks` stays
+/// within `limit` bytes (but at least one byte per rank).
+fn pieces(limit: usize, ranks: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = (limit / ranks).max(1);
+    (0..len).step_by(step).map(move |start| start..len.min(start.saturating_add(step)))
+}
+
+/// An all-gather of `send` into `recv` (`[ranks, send.len()]`) through `piece`, which all-gathers
+/// at most `limit` received bytes. No call for an empty `send`. Errors are `piece`'s.
+pub fn all_gather(
+    limit: usize,
+    ranks: usize,
+    send: &[u8],
+    recv: &mut [u8],
+    mut piece: impl FnMut(&[u8], &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let len = send.len();
+    let mut staged = Vec::new();
+    for part in pieces(limit, ranks, len) {
+        if part.len() == len {
+            return piece(send, recv);
+        }
+        staged.resize(ranks * part.len(), 0);
+        piece(&send[part.clone()], &mut staged)?;
+        for (row, got) in recv.chunks_exact_mut(len).zip(staged.chunks_exact(part.len())) {
+            row[part.clone()].copy_from_slice(got);
+        }
+    }
+    Ok(())
+}
+
+/// An all-to-all of `send` into `recv` (both `[ranks, block]`) through `piece`, which exchanges at
+/// most `limit` bytes. No call for empty blocks. Errors are `piece`'s.
+pub fn all_to_all(
+    limit: usize,
+    ranks: usize,
+    send: &[u8],
+    recv: &mut [u8],
+    mut piece: impl FnMut(&[u8], &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let block = send.len() / ranks;
+    let (mut packed, mut staged) = (Vec::new(), Vec::new());
+    for part in pieces(limit, ranks, block) {
+        if part.len() == block {
+            return piece(send, recv);
+        }
+        packed.clear();
+        send.chunks_exact(block).for_each(|to| packed.extend_from_slice(&to[part.clone()]));
+        staged.resize(packed.len(), 0);
+        piece(&packed, &mut staged)?;
+        for (from, got) in recv.chunks_exact_mut(block).zip(staged.chunks_exact(part.len())) {
+            from[part.clone()].copy_from_slice(got);
+        }
+    }
+    Ok(())
+}
+
+/// A broadcast of `buf` through `piece`, which broadcasts at most `limit` bytes.
+pub fn broadcast(limit: usize, buf: &mut [u8], mut piece: impl FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
+    buf.chunks_mut(limit.max(1)).try_for_each(&mut piece)
+}
