@@ -123,17 +123,24 @@ pub(super) struct Reflection {
     pub writable: Vec<bool>,
 }
 
-/// Parses `source` and reads its bindings.
+/// Parses `source` and reads the bindings that `entry` uses; the entry points of a file may give one number to
+/// different variables.
 ///
 /// # Panics
 /// When the text is not valid WGSL or its bindings are not 0 = uniform, 1.. = storage: shaders are ours.
-pub(super) fn reflect(name: &str, source: &str) -> Reflection {
+pub(super) fn reflect(name: &str, source: &str, entry: &str) -> Reflection {
     let module = naga::front::wgsl::parse_str(source)
         .unwrap_or_else(|e| panic!("kernel {name}:\n{}", e.emit_to_string(source)));
+    let info =
+        naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::all())
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("kernel {name}:\n{}", e.emit_to_string(source)));
+    let start = module.entry_points.iter().position(|e| e.name == entry);
+    let uses = info.get_entry_point(start.unwrap_or_else(|| panic!("kernel {name}: no entry point {entry}")));
     let mut fields = Vec::new();
     let mut storage = Vec::new();
-    for (_, var) in module.global_variables.iter() {
-        let Some(binding) = &var.binding else { continue };
+    for (handle, var) in module.global_variables.iter() {
+        let Some(binding) = var.binding.as_ref().filter(|_| !uses[handle].is_empty()) else { continue };
         match var.space {
             naga::AddressSpace::Uniform => {
                 assert_eq!(binding.binding, 0, "kernel {name}: the uniform is binding 0");
@@ -151,7 +158,28 @@ pub(super) fn reflect(name: &str, source: &str) -> Reflection {
     }
     storage.sort_unstable();
     for (i, (binding, _)) in storage.iter().enumerate() {
-        assert_eq!(*binding as usize, i + 1, "kernel {name}: storage bindings are 1, 2, ... without gaps");
+        assert_eq!(*binding as usize, i + 1, "kernel {name}: {entry} uses bindings 1, 2, ... without gaps");
     }
     Reflection { fields, writable: storage.into_iter().map(|(_, w)| w).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reflect;
+
+    #[test]
+    fn each_entry_point_has_its_own_bindings() {
+        let text = "struct P { n: u32 }
+            @group(0) @binding(0) var<uniform> p: P;
+            @group(0) @binding(1) var<storage, read> a: array<u32>;
+            @group(0) @binding(1) var<storage, read_write> b: array<u32>;
+            @group(0) @binding(2) var<storage, read_write> c: array<u32>;
+            fn first() -> u32 { return a[p.n]; }
+            @compute @workgroup_size(1) fn one() { c[0] = first(); }
+            @compute @workgroup_size(1) fn two() { b[0] = 1u; }";
+        let one = reflect("t", text, "one");
+        assert_eq!(one.writable, [false, true]);
+        assert_eq!(one.fields, [("n".to_string(), 0)]);
+        assert_eq!(reflect("t", text, "two").writable, [true]);
+    }
 }

@@ -47,6 +47,8 @@ pub struct Options {
     pub max_binding: Option<u64>,
     /// Fill each new buffer with NaN, to show that no kernel reads what it did not write.
     pub poison: bool,
+    /// Run the code meant for real GPUs on a software adapter too: [`Caps::software`] becomes false (tests).
+    pub treat_as_hardware: bool,
 }
 
 /// An open adapter, or a planner. Cloning is cheap; all clones share one queue and one memory pool.
@@ -83,6 +85,7 @@ impl Gpu {
         if let Some(limit) = options.max_binding {
             caps.max_binding = caps.max_binding.min(limit);
         }
+        caps.software &= !options.treat_as_hardware;
         let errors = errors::Sink::attach(&opened.device);
         Ok(Gpu(Arc::new(Inner {
             device: Some((opened.device, opened.queue)),

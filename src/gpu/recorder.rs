@@ -156,7 +156,7 @@ impl Gpu {
 
     fn compile<P: Params>(&self, kernel: &Kernel, variant: &Variant, key: &str) -> Result<Arc<Pipeline>> {
         let source = kernel.source(variant);
-        let Reflection { fields, writable } = reflect(kernel.name, &source);
+        let Reflection { fields, writable } = reflect(kernel.name, &source, kernel.entry);
         let ours: Vec<(String, usize)> = P::FIELDS.iter().map(|(n, o)| ((*n).to_string(), *o)).collect();
         assert_eq!(ours, fields, "kernel {}: parameters in Rust, parameters in WGSL", kernel.name);
         let raw = self.0.device.as_ref().map(|(device, _)| {
