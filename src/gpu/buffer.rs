@@ -82,7 +82,21 @@ impl Gpu {
     /// # Errors
     /// More than the adapter's binding or buffer limit, or the device is out of memory.
     pub fn alloc(&self, name: &str, bytes: u64) -> Result<Arc<Buffer>> {
-        self.check_limits(name, bytes)?;
+        let caps = self.caps();
+        self.check_limit(name, bytes, caps.max_binding.min(caps.max_buffer))?;
+        self.take(name, bytes)
+    }
+
+    /// Memory that several tensors share: only each one's own range has to fit a binding.
+    ///
+    /// # Errors
+    /// More than the adapter's buffer limit, or the device is out of memory.
+    pub fn alloc_shared(&self, name: &str, bytes: u64) -> Result<Arc<Buffer>> {
+        self.check_limit(name, bytes, self.caps().max_buffer)?;
+        self.take(name, bytes)
+    }
+
+    fn take(&self, name: &str, bytes: u64) -> Result<Arc<Buffer>> {
         let size = bytes.max(1).next_multiple_of(GRAIN);
         let mut pool = self.0.pool.lock().expect("pool lock");
         let slot = match pool.take(size) {
@@ -102,9 +116,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    fn check_limits(&self, name: &str, bytes: u64) -> Result<()> {
-        let caps = self.caps();
-        let limit = caps.max_binding.min(caps.max_buffer);
+    fn check_limit(&self, name: &str, bytes: u64, limit: u64) -> Result<()> {
         if bytes <= limit {
             return Ok(());
         }

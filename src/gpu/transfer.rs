@@ -78,6 +78,14 @@ impl Gpu {
         self.download_later(buffer, offset, bytes).wait()
     }
 
+    /// Records that all of `buffer` becomes zero.
+    pub fn clear(&self, buffer: &Arc<Buffer>) {
+        if let Some((device, _)) = &self.0.device {
+            let raw = buffer.raw().expect("a device's buffers exist").clone();
+            self.state().encoder(device).clear_buffer(&raw, 0, None);
+        }
+    }
+
     /// Records the copy of `bytes` bytes between two buffers.
     pub fn copy(&self, from: (&Arc<Buffer>, u64), to: (&Arc<Buffer>, u64), bytes: u64) {
         if let Some((device, _)) = &self.0.device {

@@ -96,18 +96,22 @@ pub fn nt(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_
 /// As [`nt`].
 #[track_caller]
 pub fn nn(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
-    let k = w.shape()[w.shape().len() - 2];
-    assert_eq!(
-        a.cols(),
-        k,
-        "gemm nn: A {:?} contracts W's {:?} last but one dimension",
-        a.shape(),
-        w.shape()
-    );
-    let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options) };
-    let result = Tensor::empty(gpu, "gemm result", &[dims.m, dims.n], out)?;
-    launch(gpu, &NN, (a, w), &result, dims, options, false)?;
+    let result = Tensor::empty(gpu, "gemm result", &[a.rows(), w.cols()], out)?;
+    nn_into(gpu, a, w, &result, options)?;
     Ok(result)
+}
+
+/// [`nn`] into `result` (M, N).
+///
+/// # Errors
+/// What the device reported.
+#[track_caller]
+pub fn nn_into(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
+    let k = w.shape()[w.shape().len() - 2];
+    assert_eq!(a.cols(), k, "gemm nn: A {:?} contracts W's {:?} last but one dimension", a.shape(), w.shape());
+    let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options) };
+    assert_eq!(result.numel(), dims.m * dims.n, "gemm nn: result {:?} of {dims:?}", result.shape());
+    launch(gpu, &NN, (a, w), result, dims, options, false)
 }
 
 /// `out[g](M, N) = A_g(R_g, M)^T B_g(R_g, N)`; the result is (E, M, N), or (M, N) without groups.

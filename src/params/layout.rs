@@ -1,0 +1,150 @@
+//! Where each rank's shard of each parameter lies.
+
+use super::table::{ParamId, Spec, Table};
+use crate::gpu::{Buffer, Gpu};
+use crate::num::DType;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// The shard of one parameter, the same on every rank but for its contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which segment.
+    pub segment: usize,
+    /// First byte in it (f32).
+    pub offset: u64,
+    /// Quads of one unit: a slice of dimension 0, or one quad of a vector.
+    pub unit: usize,
+    /// Units of the whole parameter.
+    pub units: usize,
+    /// Units of a rank's shard, padding included.
+    pub chunk: usize,
+}
+
+impl Place {
+    /// Quads of a rank's shard.
+    pub fn quads(&self) -> usize {
+        self.chunk * self.unit
+    }
+
+    /// Units `from..to` of the parameter that `rank` holds.
+    pub fn range(&self, rank: usize) -> (usize, usize) {
+        ((rank * self.chunk).min(self.units), ((rank + 1) * self.chunk).min(self.units))
+    }
+}
+
+/// The places of all parameters for a number of ranks.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    places: Vec<Place>,
+    segments: Vec<u64>,
+    world: usize,
+}
+
+impl Layout {
+    /// Lays `table` out for `world` ranks in segments that one binding can hold.
+    ///
+    /// # Errors
+    /// A shard larger than the adapter's binding limit.
+    pub fn new(table: &Table, world: usize, gpu: &Gpu) -> Result<Layout> {
+        let caps = gpu.caps();
+        let limit = caps.max_binding.min(caps.max_buffer);
+        let align = caps.align.max(256);
+        let mut layout = Layout { places: Vec::new(), segments: vec![0], world };
+        for (_, spec) in table.iter() {
+            let mut place = place(spec, world);
+            let bytes = (place.quads() * DType::F32.quad_bytes()) as u64;
+            if bytes > limit {
+                return Err(too_large(spec, bytes, limit));
+            }
+            let last = layout.segments.len() - 1;
+            let start = layout.segments[last].next_multiple_of(align);
+            if start + bytes > limit {
+                layout.segments.push(bytes);
+                (place.segment, place.offset) = (last + 1, 0);
+            } else {
+                layout.segments[last] = start + bytes;
+                (place.segment, place.offset) = (last, start);
+            }
+            layout.places.push(place);
+        }
+        Ok(layout)
+    }
+
+    /// The place of `id`.
+    pub fn place(&self, id: ParamId) -> &Place {
+        &self.places[id.0]
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+}
+
+fn place(spec: &Spec, world: usize) -> Place {
+    let quads = spec.shape.last().map_or(1, |c| c.div_ceil(4));
+    let (units, unit) = match spec.shape.split_first() {
+        Some((first, rest)) if !rest.is_empty() => {
+            let between: usize = rest[..rest.len() - 1].iter().product();
+            (*first, between * quads)
+        }
+        _ => (quads, 1),
+    };
+    Place { segment: 0, offset: 0, unit, units, chunk: units.div_ceil(world) }
+}
+
+fn too_large(spec: &Spec, bytes: u64, limit: u64) -> Error {
+    Error::user(
+        format!(
+            "parameter {} {:?} takes {bytes} bytes in f32 on each rank, over this adapter's limit of {limit} bytes \
+             for one binding",
+            spec.name, spec.shape
+        ),
+        "use more ranks (parameters are cut along their first dimension), lower model.args.num_experts, dim or \
+         vocab_size, or choose an adapter with a larger limit (`moe8 devices`)",
+    )
+}
+
+/// One f32 value per element of this rank's shards: the master weights, a gradient, or a moment of the optimizer.
+#[derive(Clone, Debug)]
+pub struct Store {
+    segments: Vec<Arc<Buffer>>,
+    sizes: Vec<u64>,
+}
+
+impl Store {
+    /// Segments full of zeros.
+    ///
+    /// # Errors
+    /// Out of device memory.
+    pub fn zeros(gpu: &Gpu, layout: &Layout, name: &str) -> Result<Store> {
+        let mut segments = Vec::new();
+        for (i, bytes) in layout.segments.iter().enumerate() {
+            let buffer = gpu.alloc(&format!("{name}, segment {i}"), *bytes)?;
+            gpu.clear(&buffer);
+            segments.push(buffer);
+        }
+        Ok(Store { segments, sizes: layout.segments.clone() })
+    }
+
+    /// This rank's shard of a parameter as quads: shape (quads, 4).
+    pub fn shard(&self, place: &Place) -> Tensor {
+        Tensor::view(&self.segments[place.segment], place.offset, &[place.quads(), 4], DType::F32)
+    }
+
+    /// The whole parameter in its own shape; only where one rank holds all of it.
+    pub fn whole(&self, place: &Place, shape: &[usize]) -> Tensor {
+        assert_eq!(place.chunk, place.units, "whole parameter {shape:?} of a shard");
+        Tensor::view(&self.segments[place.segment], place.offset, shape, DType::F32)
+    }
+
+    /// Every segment as quads.
+    pub fn segments(&self) -> Vec<Tensor> {
+        let whole = |(b, bytes): (&Arc<Buffer>, &u64)| {
+            Tensor::view(b, 0, &[usize::try_from(*bytes / 16).expect("fits memory"), 4], DType::F32)
+        };
+        self.segments.iter().zip(&self.sizes).map(whole).collect()
+    }
+}
