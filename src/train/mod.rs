@@ -3,3 +3,4 @@
 pub mod atomic;
 pub mod data;
 pub mod tokenizer;
+pub mod weights;
