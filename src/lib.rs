@@ -9,20 +9,20 @@
 
 #![deny(missing_docs)]
 
-pub mod autograd;
-pub mod cli;
-pub mod comm;
-pub mod config;
 pub mod error;
-pub mod gpu;
-pub mod nn;
+pub mod config;
 pub mod num;
+pub mod reference;
+pub mod gpu;
+pub mod tensor;
 pub mod ops;
+pub mod params;
+pub mod comm;
+pub mod autograd;
 pub mod optim;
 pub mod parallel;
-pub mod params;
-pub mod reference;
-pub mod tensor;
+pub mod nn;
 pub mod train;
+pub mod cli;
 
 pub use error::{Error, Result};
