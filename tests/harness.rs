@@ -1,4 +1,5 @@
-//! Every comparison is seen to fail: a wrong element and a wrong row are planted in a matrix that otherwise agrees.
+//! Every comparison is seen to fail: a wrong element and a wrong row are planted in a matrix that otherwise
+//! agrees.
 
 use moe8::reference::compare::{bf16_ulp, close, first_mismatch, same_bits, sqnr_at_least, sqnr_db, within};
 

@@ -1,4 +1,5 @@
-//! Number formats, scales and random numbers, exhaustively where the input space allows, and against torchao's output.
+//! Number formats, scales and random numbers, exhaustively where the input space allows, and against
+//! torchao's output.
 
 mod common;
 
@@ -106,7 +107,8 @@ fn bf16_rounds_like_the_half_crate() {
     let (a, b) = (1.5, -3.25);
     assert_eq!(bf16::pack(a, b), 0xC050_3FC0);
     assert_eq!(bf16::unpack(bf16::pack(a, b)), (a, b));
-    assert_eq!(bf16::round_all(&[1.0 + 1.0 / 256.0, 1.003_906_5]), [1.0, 1.007_812_5]); // the tie, and just above it
+    // The tie, and just above it.
+    assert_eq!(bf16::round_all(&[1.0 + 1.0 / 256.0, 1.003_906_5]), [1.0, 1.007_812_5]);
 }
 
 /// torchao's procedure, literally: quotient in f64, to f32, then floor of the logarithm in f32.
@@ -175,10 +177,10 @@ fn quantize_along(x: &[f32], shape: &[usize], axis: i64) -> Quantized {
     }
 }
 
-/// torchao's Triton kernel masks its store of scales by the column's index within the block, not within the matrix: of 40
-/// columns in blocks of 32, the 24 past the edge (magnitude 0, scale 2^48) are stored over the first 24 scales of the
-/// next group, and stand if they come last. The codes were made with the right scale in registers. These are the
-/// (case, group) it happened to.
+/// torchao's Triton kernel masks its store of scales by the column's index within the block, not within the
+/// matrix: of 40 columns in blocks of 32, the 24 past the edge (magnitude 0, scale 2^48) are stored over the
+/// first 24 scales of the next group, and stand if they come last. The codes were made with the right scale
+/// in registers. These are the (case, group) it happened to.
 const OVERRUN: [(&str, usize); 2] = [("aligned", 2), ("ragged", 3)];
 
 #[test]

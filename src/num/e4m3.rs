@@ -10,7 +10,8 @@ pub const MAX: f32 = 448.0;
 /// Bits of 2^-6, the smallest normal value.
 const MIN_NORMAL: u32 = 0x3C80_0000;
 
-/// The code nearest to `y`, ties to even; what lies past 448 (infinity included) becomes 448; NaN keeps its sign.
+/// The code nearest to `y`, ties to even; what lies past 448 (infinity included) becomes 448; NaN keeps its
+/// sign.
 ///
 /// Callers clamp first where torchao does; the saturation here makes the function total.
 pub fn encode(y: f32) -> u8 {

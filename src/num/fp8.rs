@@ -41,8 +41,8 @@ impl Fp8 {
 
     /// The code of `x` under multiplier `s`: product in f32, clamp to the largest finite value, cast.
     ///
-    /// NaN when `x` is not finite or `s` is NaN: infinity times any scale that an infinite row can have (0) is NaN.
-    /// NaN codes carry no sign, as on CUDA, where a computed NaN is the positive one.
+    /// NaN when `x` is not finite or `s` is NaN: infinity times any scale that an infinite row can have (0)
+    /// is NaN. NaN codes carry no sign, as on CUDA, where a computed NaN is the positive one.
     pub fn quantize(self, x: f32, s: f32) -> u8 {
         if !x.is_finite() || s.is_nan() {
             return Self::NAN_CODE;

@@ -1,7 +1,7 @@
 //! Number formats and counter-based random numbers, in plain Rust.
 //!
-//! The fp8 rules are those of torchao (row-wise recipe, commit `36027d82d`) and of PyTorch's `c10` conversions,
-//! written as integer logic so that a shader can follow them step by step.
+//! The fp8 rules are those of torchao (row-wise recipe, commit `36027d82d`) and of PyTorch's `c10`
+//! conversions, written as integer logic so that a shader can follow them step by step.
 
 pub mod bf16;
 mod dtype;

@@ -4,7 +4,8 @@
 
 /// The standard normal distribution function, absolute error below 1e-14.
 ///
-/// The series of Marsaglia, "Evaluating the normal distribution" (2004): `1/2 + phi(x) (x + x^3/3 + x^5/15 + ...)`.
+/// The series of Marsaglia, "Evaluating the normal distribution" (2004): `1/2 + phi(x) (x + x^3/3 + x^5/15 +
+/// ...)`.
 pub fn normal_cdf(x: f64) -> f64 {
     if x.abs() > 8.0 {
         return if x > 0.0 { 1.0 } else { 0.0 }; // the tail is below 1e-15

@@ -1,8 +1,9 @@
-//! Counter-based random numbers: element `i` of stream `name` under `seed` is a pure function of the three, so that
-//! any rank can draw any slice of a parameter, in any order, and all agree.
+//! Counter-based random numbers: element `i` of stream `name` under `seed` is a pure function of the three,
+//! so that any rank can draw any slice of a parameter, in any order, and all agree.
 //!
-//! Generator: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11). The key is
-//! the 64-bit FNV-1a hash of the name; the counter holds the block `i / 4` and the seed; each block gives four words.
+//! Generator: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+//! SC11). The key is the 64-bit FNV-1a hash of the name; the counter holds the block `i / 4` and the seed;
+//! each block gives four words.
 
 use super::bf16;
 use super::normal::{inverse_normal_cdf, normal_cdf};
@@ -58,18 +59,20 @@ impl Stream {
 
     /// Normal with mean 0 and deviation `std`, truncated to `low..=high` (absolute bounds, `low < high`).
     ///
-    /// The distribution of PyTorch's `nn.init.trunc_normal_` in f32: a uniform number between the probabilities of the
-    /// two bounds, through the inverse distribution function, clamped.
+    /// The distribution of PyTorch's `nn.init.trunc_normal_` in f32: a uniform number between the
+    /// probabilities of the two bounds, through the inverse distribution function, clamped.
     pub fn trunc_normal(&self, i: u64, std: f64, low: f64, high: f64) -> f32 {
         let (p_low, p_high) = (normal_cdf(low / std), normal_cdf(high / std));
         let p = p_low + self.open_unit(i) * (p_high - p_low);
         (inverse_normal_cdf(p) * std).clamp(low, high) as f32
     }
 
-    /// What `trunc_normal_` gives for a bf16 tensor on CUDA with its default bounds +-2 and `std` well below them.
+    /// What `trunc_normal_` gives for a bf16 tensor on CUDA with its default bounds +-2 and `std` well below
+    /// them.
     ///
-    /// The uniform number on [-1, 1) is rounded to bf16, and +1 is mapped to -1; -1 becomes minus infinity and is clamped:
-    /// one element in 512 is -2. Upstream's tests of 2025 ran on weights like these (pytorch issues 145498, 155588).
+    /// The uniform number on [-1, 1) is rounded to bf16, and +1 is mapped to -1; -1 becomes minus infinity
+    /// and is clamped: one element in 512 is -2. Upstream's tests of 2025 ran on weights like these (pytorch
+    /// issues 145498, 155588).
     pub fn trunc_normal_bf16(&self, i: u64, std: f32) -> f32 {
         let u = bf16::round(2.0 * self.uniform(i) - 1.0);
         if u.abs() == 1.0 {

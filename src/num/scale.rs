@@ -1,13 +1,15 @@
 //! Scales: the multiplier `s` that takes a row (or a tensor) into the range of an fp8 format.
 //!
-//! torchao's `tensor_to_scale`: `s = F / max(amax, 1e-12)` in f64, rounded to f32; row-wise recipes then round `s`
-//! **down** to a power of two. Here the power of two comes from the bits of `amax` alone, without division or
-//! logarithm; equal for every bf16 `amax` to the literal procedure (tests/numbers.rs). For f32 inputs torchao takes
-//! the logarithm in f32 and can, within a few ulp of a power of two, round up; the rule here never does.
+//! torchao's `tensor_to_scale`: `s = F / max(amax, 1e-12)` in f64, rounded to f32; row-wise recipes then
+//! round `s` **down** to a power of two. Here the power of two comes from the bits of `amax` alone, without
+//! division or logarithm; equal for every bf16 `amax` to the literal procedure (tests/numbers.rs). For f32
+//! inputs torchao takes the logarithm in f32 and can, within a few ulp of a power of two, round up; the rule
+//! here never does.
 //!
-//! Not finite: a NaN or an infinity poisons its own row and no other. A NaN row has scale NaN and every code NaN. A row
-//! with an infinity has scale 0: its finite elements become (signed) zero, its infinities NaN, and the factor
-//! `1/s` is infinite, so that every product with the row is NaN. Both as torchao's composed path does it.
+//! Not finite: a NaN or an infinity poisons its own row and no other. A NaN row has scale NaN and every code
+//! NaN. A row with an infinity has scale 0: its finite elements become (signed) zero, its infinities NaN, and
+//! the factor `1/s` is infinite, so that every product with the row is NaN. Both as torchao's composed path
+//! does it.
 
 use super::Fp8;
 
@@ -23,8 +25,8 @@ pub fn amax_bits(values: impl IntoIterator<Item = f32>) -> u32 {
 
 /// `log2 s` of the row scale for a row whose largest magnitude has the bits `amax_bits` (finite).
 ///
-/// With `amax = m * 2^e`, `1 <= m < 2`: `8 - e` for e4m3 (15 - e for e5m2), one less when `m > 1.75`, at most 48 (55).
-/// The result lies in -120..=48 (-113..=55), so `s` and `1/s` are normal f32 numbers.
+/// With `amax = m * 2^e`, `1 <= m < 2`: `8 - e` for e4m3 (15 - e for e5m2), one less when `m > 1.75`, at most
+/// 48 (55). The result lies in -120..=48 (-113..=55), so `s` and `1/s` are normal f32 numbers.
 pub fn log2_row_scale(amax_bits: u32, format: Fp8) -> i32 {
     assert!(amax_bits < 0x7F80_0000, "row scale of a magnitude that is not finite: bits {amax_bits:#x}");
     let (top, cap) = match format {

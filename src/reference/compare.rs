@@ -1,7 +1,7 @@
 //! Comparisons that say where they fail: the first or the worst element, its coordinate and both values.
 //!
-//! Each returns `Err` with a sentence; a test unwraps it. `shape` only serves the coordinate, but its product must be
-//! the length of both slices. tests/harness.rs plants a wrong element and a wrong row in each.
+//! Each returns `Err` with a sentence; a test unwraps it. `shape` only serves the coordinate, but its product
+//! must be the length of both slices. tests/harness.rs plants a wrong element and a wrong row in each.
 
 use super::{Real, widen};
 
@@ -51,7 +51,8 @@ pub fn close<T: Real>(got: &[T], want: &[T], shape: &[usize], atol: f64, rtol: f
     within(got, want, &bounds, shape).map_err(|e| format!("{e}\n  (atol {atol:e}, rtol {rtol:e})"))
 }
 
-/// Fails unless `|got[i] - want[i]| <= bound[i]` for every element, naming the one that exceeds its bound most.
+/// Fails unless `|got[i] - want[i]| <= bound[i]` for every element, naming the one that exceeds its bound
+/// most.
 pub fn within<T: Real>(got: &[T], want: &[T], bound: &[f64], shape: &[usize]) -> Result<(), String> {
     same_length(got.len(), want.len(), shape)?;
     same_length(bound.len(), want.len(), shape)?;
@@ -66,7 +67,7 @@ pub fn within<T: Real>(got: &[T], want: &[T], bound: &[f64], shape: &[usize]) ->
     }
     let difference = (got[worst] - want[worst]).abs();
     Err(format!(
-        "{wrong} of {} elements differ; worst at {:?}: got {:e}, want {:e}, difference {difference:e}, bound {:e}",
+        "{wrong} of {} elements differ; worst at {:?}: got {:e}, want {:e}, off by {difference:e}, bound {:e}",
         got.len(),
         coordinate(worst, shape),
         got[worst],
@@ -75,7 +76,8 @@ pub fn within<T: Real>(got: &[T], want: &[T], bound: &[f64], shape: &[usize]) ->
     ))
 }
 
-/// The spacing of bf16 numbers at `x`: 2^-7 of the power of two below `|x|`; never below the smallest normal's.
+/// The spacing of bf16 numbers at `x`: 2^-7 of the power of two below `|x|`; never below the smallest
+/// normal's.
 pub fn bf16_ulp(x: f64) -> f64 {
     let exponent = (x.abs().max(f32::MIN_POSITIVE as f64)).log2().floor();
     2f64.powf(exponent - 7.0)

@@ -1,16 +1,18 @@
-//! Linear layers whose GEMMs run on fp8 codes: the grouped op of the routed experts and the recipes for dense layers.
+//! Linear layers whose GEMMs run on fp8 codes: the grouped op of the routed experts and the recipes for dense
+//! layers.
 //!
-//! Each GEMM quantizes both operands along the dimension that *it* contracts, so activations, gradients and weights are
-//! quantized twice per step, and no codes serve two GEMMs of the row-wise recipes. Sums are f64 here; the factors `1/s` come
-//! after the sum. `fprop`, `dgrad` and `wgrad` give the f64 products; [`forward`] and [`backward`] round them to bf16 as
-//! torchao does.
+//! Each GEMM quantizes both operands along the dimension that *it* contracts, so activations, gradients and
+//! weights are quantized twice per step, and no codes serve two GEMMs of the row-wise recipes. Sums are f64
+//! here; the factors `1/s` come after the sum. `fprop`, `dgrad` and `wgrad` give the f64 products;
+//! [`forward`] and [`backward`] round them to bf16 as torchao does.
 //!
-//! Definition: torchao `prototype/moe_training` (`_to_fp8_rowwise_then_scaled_grouped_mm`) and `float8/config.py`, commit
-//! `36027d82d`.
+//! Definition: torchao `prototype/moe_training` (`_to_fp8_rowwise_then_scaled_grouped_mm`) and
+//! `float8/config.py`, commit `36027d82d`.
 
+use super::elementwise::round_bf16;
 use super::gemm::{self, Scales};
 use super::quantize::{Quantized, colwise, rowwise, tensorwise, weight_along_k, weight_along_n};
-use crate::num::{Fp8, bf16};
+use crate::num::Fp8;
 
 /// How a linear layer's operands become fp8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +21,8 @@ pub enum Recipe {
     Rowwise,
     /// One scale per tensor, not rounded; e4m3 for input and weight, e5m2 for the output's gradient.
     Tensorwise,
-    /// Row-wise forward; input gradient from row-wise d_out and a weight with one power-of-two scale; weight gradient
-    /// without fp8.
+    /// Row-wise forward; input gradient from row-wise d_out and a weight with one power-of-two scale; weight
+    /// gradient without fp8.
     RowwiseWithGwHp,
 }
 
@@ -87,9 +89,9 @@ pub fn backward(layer: Layer, x: &[f32], w: &[f32], d_out: &[f32]) -> (Vec<f32>,
     (round(&dgrad(layer, d_out, w)), round(&wgrad(layer, d_out, x)))
 }
 
-/// Every element rounded to f32, then to bf16.
+/// Every element rounded to bf16, as f32.
 fn round(x: &[f64]) -> Vec<f32> {
-    x.iter().map(|&v| bf16::round(v as f32)).collect()
+    super::narrow(&round_bf16(x))
 }
 
 /// The factors `1/s`, a tensor's single one repeated `len` times.

@@ -1,8 +1,10 @@
-//! Grouped matrix products: each group of rows has its own weight. The three forms of a linear layer's three GEMMs.
+//! Grouped matrix products: each group of rows has its own weight. The three forms of a linear layer's three
+//! GEMMs.
 //!
-//! M rows of tokens, K input width, N output width, G groups; `offs` (G) are the exclusive end rows of the groups. Rows past the
-//! last end belong to no group: they come out zero whatever they hold, and touch nothing. An empty group's weight gradient is
-//! zero. Letters nt, nn, tn as in BLAS: which operand stands transposed. One group whose end is M is the plain product.
+//! M rows of tokens, K input width, N output width, G groups; `offs` (G) are the exclusive end rows of the
+//! groups. Rows past the last end belong to no group: they come out zero whatever they hold, and touch
+//! nothing. An empty group's weight gradient is zero. Letters nt, nn, tn as in BLAS: which operand stands
+//! transposed. One group whose end is M is the plain product.
 
 use super::quantize::groups;
 use super::{Real, narrow, widen};

@@ -1,13 +1,26 @@
 //! The oracles: each op as a plain function over slices, no GPU.
 //!
-//! Tensors are row-major and unpadded. Every function reads its inputs into f64, computes there in the order of the
-//! loops as written, and rounds once at the end to the type of its inputs ([`Real`]): over f32 it judges a kernel, over
-//! f64 finite differences judge it. Forward and backward stand side by side in one file per op.
+//! Tensors are row-major and unpadded. Every function reads its inputs into f64, computes there in the order
+//! of the loops as written, and rounds once at the end to the type of its inputs ([`Real`]): over f32 it
+//! judges a kernel, over f64 finite differences judge it. Forward and backward stand side by side in one file
+//! per op.
 
+pub mod adamw;
+pub mod attention;
+pub mod clip;
 pub mod compare;
+pub mod cross_entropy;
+pub mod dispatch;
+pub mod elementwise;
+pub mod embedding;
+pub mod expert_bias;
 pub mod fp8_linear;
 pub mod gemm;
 pub mod quantize;
+pub mod rmsnorm;
+pub mod rope;
+pub mod router;
+pub mod swiglu;
 
 /// A float that the oracles take and give: f32 or f64.
 pub trait Real: Copy + PartialOrd + std::fmt::Debug {

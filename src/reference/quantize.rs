@@ -1,8 +1,9 @@
-//! fp8 quantization of matrices: along rows, along the columns of each group of rows, or with one scale per tensor.
+//! fp8 quantization of matrices: along rows, along the columns of each group of rows, or with one scale per
+//! tensor.
 //!
-//! Which one an operand needs follows from the dimension its GEMM contracts (torchao `prototype/moe_training`,
-//! commit `36027d82d`); the rules for scale and code are in [`crate::num`]. Codes come out in the shape and order of
-//! the input.
+//! Which one an operand needs follows from the dimension its GEMM contracts (torchao
+//! `prototype/moe_training`, commit `36027d82d`); the rules for scale and code are in [`crate::num`]. Codes
+//! come out in the shape and order of the input.
 
 use crate::num::{Fp8, scale};
 
@@ -40,11 +41,11 @@ pub fn rowwise(x: &[f32], rows: usize, cols: usize, format: Fp8) -> Quantized {
     Quantized { codes, scale, format }
 }
 
-/// One power-of-two scale per group and column: x (rows, cols), offs end rows (G) -> codes (rows, cols), scale (G*cols)
-/// at `g * cols + column`.
+/// One power-of-two scale per group and column: x (rows, cols), offs end rows (G) -> codes (rows, cols),
+/// scale (G*cols) at `g * cols + column`.
 ///
-/// A group without rows has the scale of zeros (2^48 for e4m3). Rows past the last offset belong to no group: whatever they
-/// hold, their codes are 0.
+/// A group without rows has the scale of zeros (2^48 for e4m3). Rows past the last offset belong to no group:
+/// whatever they hold, their codes are 0.
 pub fn colwise(x: &[f32], rows: usize, cols: usize, offs: &[u32], format: Fp8) -> Quantized {
     assert_eq!(x.len(), rows * cols, "colwise: {} elements for {rows} x {cols}", x.len());
     let mut codes = vec![0; rows * cols];
@@ -81,8 +82,8 @@ pub fn tensorwise(x: &[f32], format: Fp8, power_of_two: bool) -> Quantized {
     Quantized { codes: x.iter().map(|&v| format.quantize(v, s)).collect(), scale: vec![s], format }
 }
 
-/// The rows of each group: `offs[g]` is where group g ends (exclusive) and group g+1 begins. Ends must not fall and
-/// not pass `rows`.
+/// The rows of each group: `offs[g]` is where group g ends (exclusive) and group g+1 begins. Ends must not
+/// fall and not pass `rows`.
 pub fn groups(offs: &[u32], rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     assert!(offs.is_sorted(), "group ends must not fall: {offs:?}");
     let end = offs.last().map_or(0, |&o| o as usize);
