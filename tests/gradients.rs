@@ -1,6 +1,6 @@
 //! Every backward oracle against central finite differences in f64, on small ragged shapes.
 //!
-//! The loss is `sum(out * d_out)` with a fixed random `d_out`, so its gradient is the backward pass of `d_out`.
+//! The loss is `sum(out * d_out)` with a fixed random `d_out`: its gradient is the backward pass of `d_out`.
 
 use moe8::num::rng::Stream;
 use moe8::reference::attention::{self, Mask};

@@ -6,6 +6,7 @@
 //! each block gives four words.
 
 use super::bf16;
+use super::formula::fnv1a;
 use super::normal::{inverse_normal_cdf, normal_cdf};
 
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -37,7 +38,7 @@ pub struct Stream {
 impl Stream {
     /// The stream of `name` (a parameter's name, say) under `seed`.
     pub fn new(seed: u64, name: &str) -> Self {
-        Stream { seed, key: fnv1a(name) }
+        Stream { seed, key: fnv1a(name.as_bytes()) }
     }
 
     /// 32 random bits for element `i`.
@@ -87,9 +88,4 @@ impl Stream {
     fn open_unit(&self, i: u64) -> f64 {
         (self.word(i) as f64 + 0.5) * 2f64.powi(-32)
     }
-}
-
-/// 64-bit FNV-1a of the bytes of `name`.
-fn fnv1a(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ b as u64).wrapping_mul(0x0000_0100_0000_01b3))
 }

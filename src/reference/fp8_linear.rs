@@ -39,7 +39,7 @@ pub struct Layer<'a> {
     pub k: usize,
 }
 
-/// out (M, N) = x (M, K) w[g]^T, both quantized along K.
+/// `out = x w[g]^T`, (M, N), both quantized along K.
 pub fn fprop(layer: Layer, x: &[f32], w: &[f32]) -> Vec<f64> {
     let Layer { recipe, offs, n, k } = layer;
     let (x, w) = match recipe {
@@ -51,7 +51,7 @@ pub fn fprop(layer: Layer, x: &[f32], w: &[f32]) -> Vec<f64> {
     gemm::nt(&x.values(), &w.values(), offs, n, k, Scales { row: Some(&row), col: Some(&col) })
 }
 
-/// d_x (M, K) = d_out (M, N) w[g], both quantized along N.
+/// `d_x = d_out w[g]`, (M, K), both quantized along N.
 pub fn dgrad(layer: Layer, d_out: &[f32], w: &[f32]) -> Vec<f64> {
     let Layer { recipe, offs, n, k } = layer;
     let m = d_out.len() / n;
@@ -64,7 +64,7 @@ pub fn dgrad(layer: Layer, d_out: &[f32], w: &[f32]) -> Vec<f64> {
     gemm::nn(&d_out.values(), &w.values(), offs, n, k, Scales { row: Some(&row), col: Some(&col) })
 }
 
-/// d_w (G, N, K), d_w[g] = d_out_g^T x_g, both quantized along the rows of each group.
+/// `d_w[g] = d_out_g^T x_g`, (G, N, K), both quantized along the rows of each group.
 pub fn wgrad(layer: Layer, d_out: &[f32], x: &[f32]) -> Vec<f64> {
     let Layer { recipe, offs, n, k } = layer;
     let m = x.len() / k;

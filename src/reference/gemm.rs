@@ -35,7 +35,7 @@ impl Scales<'_> {
     }
 }
 
-/// Forward: out (M, N) = a (M, K) w[g] (N, K)^T.
+/// Forward, `out = a w[g]^T`: a (M, K), w (G, N, K) -> out (M, N).
 pub fn nt<T: Real>(a: &[T], w: &[T], offs: &[u32], n: usize, k: usize, scales: Scales) -> Vec<T> {
     let m = rows_of("a", a.len(), k);
     assert_eq!(w.len(), offs.len() * n * k, "w: {} elements for {} x {n} x {k}", w.len(), offs.len());
@@ -54,7 +54,7 @@ pub fn nt<T: Real>(a: &[T], w: &[T], offs: &[u32], n: usize, k: usize, scales: S
     narrow(&out)
 }
 
-/// Gradient of the input: d_a (M, K) = d_out (M, N) w[g] (N, K).
+/// Gradient of the input, `d_a = d_out w[g]`: d_out (M, N), w (G, N, K) -> d_a (M, K).
 pub fn nn<T: Real>(d_out: &[T], w: &[T], offs: &[u32], n: usize, k: usize, scales: Scales) -> Vec<T> {
     let m = rows_of("d_out", d_out.len(), n);
     assert_eq!(w.len(), offs.len() * n * k, "w: {} elements for {} x {n} x {k}", w.len(), offs.len());
@@ -75,7 +75,7 @@ pub fn nn<T: Real>(d_out: &[T], w: &[T], offs: &[u32], n: usize, k: usize, scale
     narrow(&d_a)
 }
 
-/// Gradient of the weight: d_w (G, N, K), d_w[g] = d_out_g (M_g, N)^T a_g (M_g, K).
+/// Gradient of the weight, `d_w[g] = d_out_g^T a_g`: d_out (M, N), a (M, K) -> d_w (G, N, K).
 pub fn tn<T: Real>(d_out: &[T], a: &[T], offs: &[u32], n: usize, k: usize, scales: Scales) -> Vec<T> {
     let m = rows_of("a", a.len(), k);
     assert_eq!(d_out.len(), m * n, "d_out: {} elements for {m} x {n}", d_out.len());
