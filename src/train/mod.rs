@@ -2,5 +2,7 @@
 
 pub mod atomic;
 pub mod data;
+pub mod logger;
+pub mod metrics;
 pub mod tokenizer;
 pub mod weights;

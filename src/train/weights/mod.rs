@@ -66,6 +66,12 @@ impl ParamSpec {
     }
 }
 
+impl From<&crate::params::Spec> for ParamSpec {
+    fn from(spec: &crate::params::Spec) -> Self {
+        ParamSpec::new(spec.name.clone(), spec.shape.clone())
+    }
+}
+
 /// `x` of shape (E, A, B) as (E, B, A): from one expert layout to the other.
 pub fn exchange_last_two(x: &[f32], [e, a, b]: [usize; 3]) -> Vec<f32> {
     assert_eq!(x.len(), e * a * b, "{} elements are no ({e}, {a}, {b})", x.len());
