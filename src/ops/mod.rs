@@ -3,11 +3,16 @@
 //! An op checks shapes (a breach is a panic with both shapes: callers are ours), allocates its result, and records
 //! its dispatches. It never waits for the device and never reads back.
 
+pub mod adamw;
+pub mod clip;
+pub mod elementwise;
+pub mod embedding;
 pub mod gemm;
 
 use crate::gpu::{Kernel, Variant};
 
 /// Every kernel in every variant that the ops can ask for, for validation without a GPU.
 pub fn kernels() -> Vec<(Kernel, Variant)> {
-    gemm::kernels()
+    [adamw::kernels(), clip::kernels(), elementwise::kernels(), embedding::kernels(), gemm::kernels()]
+        .concat()
 }

@@ -1,0 +1,94 @@
+//! AdamW over a flat f32 segment in one dispatch.
+//!
+//! Definition: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2, as
+//! `torch.optim.AdamW` (PyTorch 2.8) computes it; all state in f32.
+//! Tolerance against the same formula in f64: a few f32 roundings of each state (1e-6 relative on m and v), and of
+//! the update, whose division and square root WGSL allows 2.5 ulp each: 2e-6 of lr plus 2^-23 of the parameter.
+
+use crate::Result;
+use crate::gpu::{Gpu, Kernel, Variant};
+use crate::num::DType;
+use crate::tensor::Tensor;
+
+crate::params! {
+    struct AdamW {
+        quads: u32,
+        keep: f32,
+        beta1: f32,
+        rest1: f32,
+        beta2: f32,
+        rest2: f32,
+        step_size: f32,
+        correct2: f32,
+        eps: f32,
+    }
+}
+
+const MAIN: Kernel = Kernel { name: "adamw", text: include_str!("../../shaders/adamw.wgsl"), entry: "main" };
+
+/// The hyper-parameters of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment; above 0, so that padding (0 / 0) stays 0.
+    pub eps: f32,
+    /// Decoupled weight decay: the parameter loses `lr * weight_decay` of itself.
+    pub weight_decay: f32,
+    /// Number of this step, from 1.
+    pub step: u32,
+}
+
+/// Updates `param`, `m` and `v` in place from `coefficient[0] * grad`.
+///
+/// The four are f32 of one length in whole quads (a flat segment or a tensor of quads), `coefficient` is flat `[1]`:
+/// the clip factor. They must lie in different buffers.
+///
+/// # Errors
+/// What the device reported.
+#[track_caller]
+pub fn step(
+    gpu: &Gpu,
+    param: &Tensor,
+    grad: &Tensor,
+    m: &Tensor,
+    v: &Tensor,
+    coefficient: &Tensor,
+    cfg: &Step,
+) -> Result<()> {
+    for t in [param, grad, m, v] {
+        assert_eq!(t.dtype(), DType::F32, "adamw: state {:?} is f32", t.shape());
+        assert_eq!(t.bytes(), param.bytes(), "adamw: {:?} and {:?}", t.shape(), param.shape());
+    }
+    assert_eq!(param.bytes() % 16, 0, "adamw: segment {:?} is whole quads", param.shape());
+    let params = params(cfg, param.bytes() / 16);
+    let bindings = [grad.read(), coefficient.read(), param.write(), m.write(), v.write()];
+    gpu.dispatch(&MAIN, &Variant::new(), &params, &bindings, params.quads.div_ceil(256))
+}
+
+/// The shader's numbers, rounded once from f64.
+fn params(cfg: &Step, quads: u64) -> AdamW {
+    assert!(cfg.step > 0 && cfg.eps > 0.0, "adamw: steps count from 1 and eps is above 0: {cfg:?}");
+    let [lr, beta1, beta2] = [cfg.lr, cfg.beta1, cfg.beta2].map(f64::from);
+    let power = |beta: f64| beta.powf(f64::from(cfg.step));
+    AdamW {
+        quads: u32::try_from(quads).expect("a binding is below 2^32 quads"),
+        keep: (1.0 - lr * f64::from(cfg.weight_decay)) as f32,
+        beta1: cfg.beta1,
+        rest1: (1.0 - beta1) as f32,
+        beta2: cfg.beta2,
+        rest2: (1.0 - beta2) as f32,
+        step_size: (lr / (1.0 - power(beta1))) as f32,
+        correct2: (1.0 / (1.0 - power(beta2))) as f32,
+        eps: cfg.eps,
+    }
+}
+
+/// Every variant, for validation without a GPU.
+pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
+    vec![(MAIN, Variant::new())]
+}
