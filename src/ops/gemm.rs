@@ -108,7 +108,13 @@ pub fn nn(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_
 #[track_caller]
 pub fn nn_into(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
     let k = w.shape()[w.shape().len() - 2];
-    assert_eq!(a.cols(), k, "gemm nn: A {:?} contracts W's {:?} last but one dimension", a.shape(), w.shape());
+    assert_eq!(
+        a.cols(),
+        k,
+        "gemm nn: A {:?} contracts W's {:?} last but one dimension",
+        a.shape(),
+        w.shape()
+    );
     let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options) };
     assert_eq!(result.numel(), dims.m * dims.n, "gemm nn: result {:?} of {dims:?}", result.shape());
     launch(gpu, &NN, (a, w), result, dims, options, false)
