@@ -1,2 +1,7 @@
-//! The `moe8` program.
-fn main() {}
+//! The `moe8` program; everything is in [`moe8::cli`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    moe8::cli::run()
+}

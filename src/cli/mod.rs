@@ -1,1 +1,107 @@
-//! The program: arguments in, exit code out.
+//! The program: typed arguments, then a checked [`Config`], then one of the subcommands.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::Result;
+use crate::config::{Config, KEYS, Loaded};
+
+pub mod args;
+pub mod config;
+pub mod devices;
+pub mod export;
+pub mod logger;
+pub mod overrides;
+pub mod train;
+
+use args::{Cli, Command, RunArgs};
+
+/// Exit status of every error that the user can mend.
+const USER_ERROR: u8 = 2;
+
+/// How to run, as opposed to what to compute (that is [`Config`]).
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Adapter: number or part of the name. From `--device`, else `MOE8_DEVICE`.
+    pub device: Option<String>,
+    /// Ranks; none: as many as the launcher started, else 1.
+    pub ranks: Option<usize>,
+    /// Stop at the first NaN or Inf.
+    pub check_nan: bool,
+    /// Keep bounds checks and loop guards in shaders.
+    pub safe_shaders: bool,
+    /// Say which kernels were chosen, and why.
+    pub explain: bool,
+    /// File that `moe8 export` writes.
+    pub output: Option<PathBuf>,
+}
+
+impl RunOptions {
+    fn new(args: &RunArgs, output: Option<PathBuf>) -> Self {
+        let from_environment = || std::env::var("MOE8_DEVICE").ok().filter(|d| !d.is_empty());
+        RunOptions {
+            device: args.device.clone().or_else(from_environment),
+            ranks: args.ranks,
+            check_nan: args.check_nan,
+            safe_shaders: args.safe_shaders,
+            explain: args.explain,
+            output,
+        }
+    }
+}
+
+/// Runs the program with the process's arguments. Status 0: done; 2: an error that is on standard error
+/// with what to do about it.
+pub fn run() -> ExitCode {
+    logger::install();
+    let (flags, overrides) =
+        overrides::split(std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()));
+    let cli = match Cli::try_parse_from(std::iter::once("moe8".to_string()).chain(flags)) {
+        Ok(cli) => cli,
+        Err(e) => return usage(&e),
+    };
+    match dispatch(&cli, &overrides) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            log::error!("{e}");
+            ExitCode::from(USER_ERROR)
+        }
+    }
+}
+
+/// Prints clap's own message (help, version, or a wrong flag), and the key that a wrong flag may mean.
+fn usage(error: &clap::Error) -> ExitCode {
+    // Nothing is left to do where even that cannot be printed.
+    let _ = error.print();
+    if let Some(flag) = error.get(clap::error::ContextKind::InvalidArg) {
+        let name = flag.to_string().trim_start_matches('-').replace('-', "_");
+        if let Some(key) = KEYS.iter().find(|k| k.name == name) {
+            log::error!("configuration keys need their section: --{}=VALUE", key.path());
+        }
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USER_ERROR))
+}
+
+fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
+    let (args, output) = match &cli.command {
+        Command::Train(args) | Command::Devices(args) => (args, None),
+        Command::Config(args) => (&args.run, None),
+        Command::Export(args) => (&args.run, Some(args.output.clone())),
+    };
+    if matches!(&cli.command, Command::Config(args) if args.keys) {
+        return config::print_keys();
+    }
+    let opts = RunOptions::new(args, output);
+    let Loaded { config, warnings } = Config::load(args.config.as_deref(), overrides)?;
+    for warning in warnings {
+        log::warn!("{warning}");
+    }
+    match &cli.command {
+        Command::Train(_) => train::run(&config, &opts),
+        Command::Config(_) => config::run(&config, &opts),
+        Command::Devices(_) => devices::run(&config, &opts),
+        Command::Export(_) => export::run(&config, &opts),
+    }
+}

@@ -1,0 +1,77 @@
+//! The command line as types. Flags are clap's; overrides of configuration keys (`--section.key=value`,
+//! torchtitan's style) are taken out before clap sees them, since they are checked by the table of keys.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Train Mixture-of-Experts models in emulated FP8 on any GPU that wgpu can open.
+#[derive(Debug, Parser)]
+#[command(name = "moe8", version, arg_required_else_help = true, after_help = OVERRIDES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const OVERRIDES: &str = "Any key of the configuration can be set after the file:
+  moe8 train --config configs/quickstart.toml --training.steps=100 --float8.recipe_name=rowwise
+  moe8 config --keys     lists the keys, their defaults and what moe8 does with each";
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model.
+    Train(RunArgs),
+    /// Print the resolved configuration, with the source of every value.
+    Config(ConfigArgs),
+    /// List the adapters, their limits, and which one is chosen and why.
+    Devices(RunArgs),
+    /// Write a model's weights to a safetensors file.
+    Export(ExportArgs),
+}
+
+/// Flags of every subcommand that reads a configuration.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RunArgs {
+    /// Configuration file (TOML, torchtitan's keys).
+    #[arg(long, alias = "job.config_file", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Adapter to use: its number in `moe8 devices`, or part of its name; else the environment variable MOE8_DEVICE, else the fastest.
+    #[arg(long, value_name = "NUMBER|NAME")]
+    pub device: Option<String>,
+    /// Number of ranks.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Stop at the first NaN or Inf and name the tensor (slow).
+    #[arg(long)]
+    pub check_nan: bool,
+    /// Keep the driver's bounds checks and loop guards in shaders (slow).
+    #[arg(long)]
+    pub safe_shaders: bool,
+    /// Say which kernels were chosen, and why.
+    #[arg(long)]
+    pub explain: bool,
+}
+
+/// Flags of `moe8 config`.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// The common flags.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// List all keys instead: kind, default, meaning, and what moe8 does with each.
+    #[arg(long)]
+    pub keys: bool,
+}
+
+/// Flags of `moe8 export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The common flags.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// File to write.
+    #[arg(long, short, value_name = "FILE", default_value = "model.safetensors")]
+    pub output: PathBuf,
+}

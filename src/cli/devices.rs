@@ -1,0 +1,10 @@
+//! `moe8 devices`: list the adapters.
+
+use super::RunOptions;
+use crate::config::Config;
+use crate::{Error, Result};
+
+/// Not there yet: always an error.
+pub fn run(_config: &Config, _opts: &RunOptions) -> Result<()> {
+    Err(Error::user("`moe8 devices` is not in this version yet", "`moe8 config` works"))
+}
