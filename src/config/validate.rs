@@ -156,12 +156,6 @@ impl Config {
             || format!("model.converters has {:?}", unknown.map_or("", String::as_str)),
             "moe8 knows one converter: \"float8\"",
         )?;
-        let auto = self.float8.filter_fqns.iter().any(|f| f.starts_with("auto_filter"));
-        check(
-            !(auto && self.float8_enabled()),
-            || "float8.filter_fqns = auto_filter_small_kn chooses by timings of CUDA hardware".to_string(),
-            "name the linears to skip, such as [\"output\", \"router.gate\"]",
-        )?;
         check(
             self.args.use_grouped_mm || self.moe_fqns().is_empty(),
             || "float8.moe_fqns_prototype with model.args.use_grouped_mm = false".to_string(),
