@@ -62,8 +62,8 @@ fn warnings_go_to_standard_error() {
         moe8("config --config configs/quickstart.toml --training.compile --profiling.enable_profiling=true");
     assert_eq!(out.status.code(), Some(0));
     let text = stderr(&out);
-    assert!(text.contains("warning: training.compile = true (command line) has no effect"), "{text}");
-    assert!(text.contains("warning: profiling.enable_profiling"), "{text}");
+    assert!(text.contains("WARNING - training.compile = true (command line) has no effect"), "{text}");
+    assert!(text.contains("WARNING - profiling.enable_profiling"), "{text}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The program: typed arguments, then a checked [`Config`], then one of the subcommands.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -7,12 +8,12 @@ use clap::Parser as _;
 
 use crate::Result;
 use crate::config::{Config, KEYS, Loaded};
+use crate::train::logger;
 
 pub mod args;
 pub mod config;
 pub mod devices;
 pub mod export;
-pub mod logger;
 pub mod overrides;
 pub mod train;
 
@@ -55,7 +56,7 @@ impl RunOptions {
 /// Runs the program with the process's arguments. Status 0: done; 2: an error that is on standard error
 /// with what to do about it.
 pub fn run() -> ExitCode {
-    logger::install();
+    logger::init(log::LevelFilter::Info, "");
     let (flags, overrides) =
         overrides::split(std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()));
     let cli = match Cli::try_parse_from(std::iter::once("moe8".to_string()).chain(flags)) {
@@ -65,7 +66,7 @@ pub fn run() -> ExitCode {
     match dispatch(&cli, &overrides) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            log::error!("{e}");
+            complain(&e.to_string());
             ExitCode::from(USER_ERROR)
         }
     }
@@ -78,10 +79,15 @@ fn usage(error: &clap::Error) -> ExitCode {
     if let Some(flag) = error.get(clap::error::ContextKind::InvalidArg) {
         let name = flag.to_string().trim_start_matches('-').replace('-', "_");
         if let Some(key) = KEYS.iter().find(|k| k.name == name) {
-            log::error!("configuration keys need their section: --{}=VALUE", key.path());
+            complain(&format!("configuration keys need their section: --{}=VALUE", key.path()));
         }
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USER_ERROR))
+}
+
+/// The last words of a failed run, without the date of a log line. A closed standard error changes nothing.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "error: {text}");
 }
 
 fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {

@@ -140,7 +140,7 @@ sections! {
     "model" model: Model {
         /// Model family (torchtitan: llama3).
         name: ModelName = ModelName::Llama4 => YES;
-        /// Model size; [model.args] changes single numbers of it.
+        /// Model size; the section model.args changes single numbers of it.
         flavor: Flavor = Flavor::Debugmodel => YES;
         /// HF tokenizer.json or tiktoken .model; none: bytes (torchtitan: a Llama 3 tokenizer).
         tokenizer_path: Option<String> = None => YES;
