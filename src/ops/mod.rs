@@ -5,14 +5,28 @@
 
 pub mod adamw;
 pub mod clip;
+pub mod cross_entropy;
+pub mod dispatch;
 pub mod elementwise;
 pub mod embedding;
+pub mod expert_bias;
 pub mod gemm;
+pub mod router;
 
 use crate::gpu::{Kernel, Variant};
 
 /// Every kernel in every variant that the ops can ask for, for validation without a GPU.
 pub fn kernels() -> Vec<(Kernel, Variant)> {
-    [adamw::kernels(), clip::kernels(), elementwise::kernels(), embedding::kernels(), gemm::kernels()]
-        .concat()
+    [
+        adamw::kernels(),
+        clip::kernels(),
+        cross_entropy::kernels(),
+        dispatch::kernels(),
+        elementwise::kernels(),
+        embedding::kernels(),
+        expert_bias::kernels(),
+        gemm::kernels(),
+        router::kernels(),
+    ]
+    .concat()
 }
