@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Sets the machine up and runs every check: format, lints, documentation, scripts, then all tests, with the MPI ones
-# where this machine can build with MPI. Arguments go to `cargo test`. The last line says how many tests passed.
+# where this machine can build with MPI. A check that fails does not stop the others. Arguments go to `cargo test`.
+# The last line says how many tests passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=scripts/lib.sh
 . scripts/lib.sh
 
-times=''
-stage() { # stage NAME COMMAND...: runs the command and notes how long it took
-    local name=$1 begin=$SECONDS
+./scripts/setup.sh
+
+report='' code=0
+stage() { # stage NAME COMMAND...: runs the command, notes how long it took and whether it failed, and goes on
+    local name=$1 begin=$SECONDS result=''
     shift
     printf '\n=== %s: %s\n' "$name" "$*"
-    "$@" || { printf '=== %s failed after %d s\n' "$name" $((SECONDS - begin)) && exit 1; }
-    times="$times  $name $((SECONDS - begin)) s"
+    "$@" || { result=' FAILED' && code=1; }
+    report="$report  $name$result $((SECONDS - begin)) s"
 }
 
-stage setup ./scripts/setup.sh
 read -r -a features <<<"$(./scripts/features.sh)"
 
 stage format cargo fmt --check
@@ -30,10 +32,11 @@ RUSTDOCFLAGS='-D warnings' stage doc cargo doc --no-deps ${features[@]+"${featur
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-begin=$SECONDS code=0
-printf '\n=== tests: cargo test %s\n' "${features[*]-} $*"
-cargo test --no-fail-fast ${features[@]+"${features[@]}"} "$@" 2>&1 | tee "$log" || code=$?
-printf '\n===%s  tests %d s\n' "$times" $((SECONDS - begin))
-awk '/^test result: / { passed += $4; failed += $6; skipped += $8 } END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }' \
-    "$log"
+# shellcheck disable=SC2317 # called by stage
+run_tests() { cargo test --no-fail-fast ${features[@]+"${features[@]}"} "$@" 2>&1 | tee "$log"; }
+stage tests run_tests "$@"
+
+printf '\n===%s\n' "$report"
+awk '/^test result: / { passed += $4; failed += $6; skipped += $8 }
+    END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }' "$log"
 exit "$code"
