@@ -10,7 +10,7 @@ use moe8::reference::compare::{bf16_ulp, close, same_bits, sqnr_at_least, sqnr_d
 use moe8::reference::dispatch::{self, Width};
 use moe8::reference::fp8_linear::{self, Layer, Recipe};
 use moe8::reference::gemm::{self, Scales};
-use moe8::reference::quantize::rowwise;
+use moe8::reference::quantize::{rowwise, tensorwise};
 use moe8::reference::router::{self, ScoreFunc};
 use moe8::reference::{clip, cross_entropy, elementwise, embedding, expert_bias, rmsnorm, rope, swiglu};
 
@@ -82,6 +82,24 @@ fn dense_recipes_have_the_noise_of_their_formats() {
             assert!(range.contains(&db), "{recipe:?}: {db} dB, want {range:?}");
         }
     }
+}
+
+/// The literal procedure: quotient in f64, to f32, product in f32, clamp, cast; the power of two only where asked.
+#[test]
+fn tensorwise_has_one_scale_and_rounds_it_on_request_only() {
+    let x = [3.0, -0.7, 0.0, 1e-3, 2.999];
+    for format in [Fp8::E4m3, Fp8::E5m2] {
+        let plain = tensorwise(&x, format, false);
+        let s = (format.max() as f64 / 3.0) as f32;
+        assert_eq!(plain.scale, [s]);
+        let codes: Vec<u8> = x.iter().map(|v| format.encode((v * s).min(format.max()))).collect();
+        assert_eq!(plain.codes, codes);
+        let rounded = tensorwise(&x, format, true);
+        assert_eq!(rounded.scale, [s.log2().floor().exp2()]);
+        assert!(rounded.codes[0] < format.encode(format.max()), "3 * 2^n is not the largest value");
+    }
+    let bad = tensorwise(&[1.0, f32::NAN], Fp8::E4m3, false);
+    assert!(bad.scale[0].is_nan() && bad.codes == [Fp8::NAN_CODE; 2]);
 }
 
 #[test]

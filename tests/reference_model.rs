@@ -70,7 +70,7 @@ impl Case {
         let (mut q, mut k) = (self.linear(x, &at("wq")), self.linear(x, &at("wk")));
         let mut mask = Mask::CAUSAL;
         let nope = self.json["args"]["every_n_layers_nope"].as_u64();
-        if nope.is_none_or(|n| layer as u64 % n != 0) {
+        if nope.is_none_or(|n| !(layer as u64).is_multiple_of(n)) {
             let s = self.shape;
             let table = rope::table(s.seq, s.head_dim, self.arg("rope_theta") as f64);
             q = rope::forward(&q, &table, s.heads, s.head_dim);
