@@ -210,7 +210,7 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
     ("model.args.fixed_attn_block_size=0", "fixed_attn_block_size"),
     ("model.args.route_scale=inf", "route_scale"),
     ("model.args.load_balance_coeff=-1", "load_balance_coeff"),
-    ("model.args.n_layers=18446744073709551615", "n_layers"),
+    ("model.args.n_layers=9223372036854775807", "n_layers"),
 ];
 
 #[test]

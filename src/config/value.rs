@@ -108,7 +108,8 @@ macro_rules! integer_setting {
             fn from_raw(raw: &Raw) -> Option<Self> {
                 match raw {
                     Raw::Int(i) => <$ty>::try_from(*i).ok(),
-                    Raw::Word(s) => s.replace('_', "").parse().ok(),
+                    // Through i64: what TOML cannot hold could not be printed.
+                    Raw::Word(s) => <$ty>::try_from(s.replace('_', "").parse::<i64>().ok()?).ok(),
                     _ => None,
                 }
             }
