@@ -10,7 +10,9 @@ pub mod dispatch;
 pub mod elementwise;
 pub mod embedding;
 pub mod expert_bias;
+pub mod fp8_linear;
 pub mod gemm;
+pub mod quantize;
 pub mod router;
 
 use crate::gpu::{Kernel, Variant};
@@ -26,6 +28,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         embedding::kernels(),
         expert_bias::kernels(),
         gemm::kernels(),
+        quantize::kernels(),
         router::kernels(),
     ]
     .concat()

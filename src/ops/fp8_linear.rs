@@ -1,0 +1,235 @@
+//! Linear layers whose GEMMs may run on fp8 codes: one differentiable op for dense and grouped weights.
+//!
+//! x (M, K), weight (N, K), or (E, N, K) with the end rows of the E groups in `offs`; out (M, N). Each GEMM quantizes
+//! both operands along the dimension that it contracts, so x, the weight and the output's gradient are quantized
+//! twice per step; only the tensor-wise recipe has codes that serve two GEMMs. Sums are f32, de-scales come after the
+//! sum, and the result is rounded once to its dtype. Any M, N, K and group sizes. Rows past the last offset give zeros
+//! and touch nothing, an empty group's weight gradient is zero.
+//!
+//! Definition: torchao (commit `36027d82d`) `prototype/moe_training` (`_to_fp8_rowwise_then_scaled_grouped_mm`) for
+//! grouped weights and `float8/config.py` for the recipes of dense ones; f32 operands give f32 results here, where
+//! torchao has bf16 only.
+//! Tolerance against the f64 product of the same codes: that of [`gemm`].
+
+use crate::Result;
+use crate::gpu::Gpu;
+use crate::num::DType;
+use crate::ops::gemm::{self, GemmOptions, Scale};
+use crate::ops::quantize::{self, Quantized};
+use crate::tensor::Tensor;
+use std::cell::OnceCell;
+
+/// How a linear layer's operands become fp8.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recipe {
+    /// Not at all: operands as they are, f32 accumulation.
+    HighPrecision,
+    /// e4m3 everywhere, one power-of-two scale per contracted row or column. torchao's `rowwise`.
+    Rowwise,
+    /// One scale per tensor, not rounded; e4m3 for x and the weight, e5m2 for the output's gradient. torchao's
+    /// `tensorwise`. With groups, a NaN past the last offset poisons everything: it is for dense layers.
+    Tensorwise,
+    /// [`Recipe::Rowwise`] forward; input gradient from a row-wise output gradient and a weight with one power-of-two
+    /// scale; weight gradient without fp8. torchao's `rowwise_with_gw_hp`.
+    RowwiseGwHp,
+}
+
+/// An input with its group ends, and its quantized forms, made when first asked for and kept: two weights that share
+/// an input (w1 and w3 of SwiGLU) quantize it once. Make one per pass and drop it after the last use, since it keeps
+/// the codes alive.
+#[derive(Debug)]
+pub struct Operand {
+    x: Tensor,
+    offs: Option<Tensor>,
+    along_k: OnceCell<Quantized>,
+    along_rows: OnceCell<Quantized>,
+    whole: OnceCell<Quantized>,
+}
+
+impl Operand {
+    /// x (M, K); `offs` are the exclusive end rows of the groups (flat u32), for grouped weights.
+    pub fn new(x: &Tensor, offs: Option<&Tensor>) -> Operand {
+        Operand {
+            x: x.clone(),
+            offs: offs.cloned(),
+            along_k: OnceCell::new(),
+            along_rows: OnceCell::new(),
+            whole: OnceCell::new(),
+        }
+    }
+
+    fn along_k(&self, gpu: &Gpu) -> Result<&Quantized> {
+        get_or_try(&self.along_k, || quantize::rowwise(gpu, &self.x))
+    }
+
+    fn along_rows(&self, gpu: &Gpu) -> Result<&Quantized> {
+        get_or_try(&self.along_rows, || quantize::colwise(gpu, &self.x, self.offs.as_ref()))
+    }
+
+    fn whole(&self, gpu: &Gpu) -> Result<&Quantized> {
+        get_or_try(&self.whole, || quantize::tensorwise(gpu, &self.x, DType::E4M3))
+    }
+
+    fn plain(&self) -> GemmOptions<'_> {
+        GemmOptions { offs: self.offs.as_ref(), scales: None }
+    }
+
+    fn scaled<'a>(&'a self, row: Scale<'a>, col: Scale<'a>) -> GemmOptions<'a> {
+        GemmOptions { offs: self.offs.as_ref(), scales: Some((row, col)) }
+    }
+}
+
+fn get_or_try(cell: &OnceCell<Quantized>, make: impl FnOnce() -> Result<Quantized>) -> Result<&Quantized> {
+    if let Some(known) = cell.get() {
+        return Ok(known);
+    }
+    let made = make()?;
+    Ok(cell.get_or_init(|| made))
+}
+
+/// out (M, N) = x (M, K) w[g] (N, K)^T in x's dtype.
+///
+/// # Errors
+/// A result is over the adapter's limits, or what the device reported.
+#[track_caller]
+pub fn forward(gpu: &Gpu, x: &Tensor, w: &Tensor, offs: Option<&Tensor>, recipe: Recipe) -> Result<Tensor> {
+    forward_with(gpu, &Operand::new(x, offs), w, recipe)
+}
+
+/// [`forward`] of an input whose quantized form other weights use too.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn forward_with(gpu: &Gpu, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
+    let (n, out) = (check(&input.x, w, recipe), input.x.dtype());
+    match recipe {
+        Recipe::HighPrecision => gemm::nt(gpu, &input.x, w, out, input.plain()),
+        Recipe::Rowwise | Recipe::RowwiseGwHp => {
+            let (x, w) = (input.along_k(gpu)?, quantize::rowwise(gpu, w)?);
+            let scales = input.scaled(Scale::per_row(&x.descale), Scale::per_group(&w.descale, n));
+            gemm::nt(gpu, &x.codes, &w.codes, out, scales)
+        }
+        Recipe::Tensorwise => {
+            let (x, w) = (input.whole(gpu)?, quantize::tensorwise(gpu, w, DType::E4M3)?);
+            let scales = input.scaled(Scale::tensorwise(&x.descale), Scale::tensorwise(&w.descale));
+            gemm::nt(gpu, &x.codes, &w.codes, out, scales)
+        }
+    }
+}
+
+/// Gradients of [`forward`] for `d_out` (M, N): d_x (M, K) in x's dtype if `need_d_x`, d_w in w's shape and dtype.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    x: &Tensor,
+    w: &Tensor,
+    offs: Option<&Tensor>,
+    recipe: Recipe,
+    need_d_x: bool,
+) -> Result<(Option<Tensor>, Tensor)> {
+    backward_with(gpu, d_out, &Operand::new(x, offs), w, recipe, need_d_x)
+}
+
+/// [`backward`] of an input whose quantized form other weights use too.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward_with(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    input: &Operand,
+    w: &Tensor,
+    recipe: Recipe,
+    need_d_x: bool,
+) -> Result<(Option<Tensor>, Tensor)> {
+    let n = check(&input.x, w, recipe);
+    assert_eq!(
+        (d_out.rows(), d_out.cols(), d_out.dtype()),
+        (input.x.rows(), n, input.x.dtype()),
+        "fp8_linear: d_out {:?} of x {:?} and w {:?}",
+        d_out.shape(),
+        input.x.shape(),
+        w.shape()
+    );
+    if recipe == Recipe::Tensorwise {
+        return tensorwise_backward(gpu, d_out, input, w, need_d_x);
+    }
+    let d_x = if need_d_x { Some(d_input(gpu, d_out, input, w, recipe)?) } else { None };
+    Ok((d_x, d_weight(gpu, d_out, input, w, recipe)?))
+}
+
+/// d_x (M, K) = d_out (M, N) w[g], both quantized along N.
+fn d_input(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
+    let dtype = input.x.dtype();
+    if recipe == Recipe::HighPrecision {
+        return gemm::nn(gpu, d_out, w, dtype, input.plain());
+    }
+    let d_out = quantize::rowwise(gpu, d_out)?;
+    let quantized = match recipe {
+        Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?,
+        _ => quantize::weight_colwise(gpu, w)?,
+    };
+    let col = match recipe {
+        Recipe::RowwiseGwHp => Scale::tensorwise(&quantized.descale),
+        _ => Scale::per_group(&quantized.descale, w.cols()),
+    };
+    let scales = input.scaled(Scale::per_row(&d_out.descale), col);
+    gemm::nn(gpu, &d_out.codes, &quantized.codes, dtype, scales)
+}
+
+/// d_w[g] (N, K) = d_out_g^T x_g, both quantized along the rows of each group.
+fn d_weight(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
+    let d_w = match recipe {
+        Recipe::Rowwise => {
+            let (n, k) = (d_out.cols(), input.x.cols());
+            let d_out = quantize::colwise(gpu, d_out, input.offs.as_ref())?;
+            let x = input.along_rows(gpu)?;
+            let scales = input.scaled(Scale::per_group(&d_out.descale, n), Scale::per_group(&x.descale, k));
+            gemm::tn(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?
+        }
+        _ => gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain())?,
+    };
+    Ok(d_w.reshape(w.shape()))
+}
+
+/// Both gradients from one set of codes: a tensor-wise scale does not depend on what is contracted.
+fn tensorwise_backward(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    input: &Operand,
+    w: &Tensor,
+    need_d_x: bool,
+) -> Result<(Option<Tensor>, Tensor)> {
+    let d_out = quantize::tensorwise(gpu, d_out, DType::E5M2)?;
+    let row = Scale::tensorwise(&d_out.descale);
+    let mut d_x = None;
+    if need_d_x {
+        let w = quantize::tensorwise(gpu, w, DType::E4M3)?;
+        let scales = input.scaled(row, Scale::tensorwise(&w.descale));
+        d_x = Some(gemm::nn(gpu, &d_out.codes, &w.codes, input.x.dtype(), scales)?);
+    }
+    let x = input.whole(gpu)?;
+    let scales = input.scaled(row, Scale::tensorwise(&x.descale));
+    let d_w = gemm::tn(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
+    Ok((d_x, d_w.reshape(w.shape())))
+}
+
+/// N, after checking x (M, K) against the weight; without fp8 both have one dtype.
+#[track_caller]
+fn check(x: &Tensor, w: &Tensor, recipe: Recipe) -> usize {
+    let shape = w.shape();
+    assert!(
+        (2..=3).contains(&shape.len()) && w.cols() == x.cols(),
+        "fp8_linear: x {:?} is (M, K), w {shape:?} is (N, K) or (E, N, K)",
+        x.shape()
+    );
+    let same = recipe != Recipe::HighPrecision || x.dtype() == w.dtype();
+    assert!(same, "fp8_linear: x is {}, w is {}, without fp8", x.dtype(), w.dtype());
+    shape[shape.len() - 2]
+}

@@ -1,0 +1,232 @@
+//! Quantization to fp8: along rows, along the columns of each group of rows, or with one scale per tensor.
+//!
+//! Definition: torchao `prototype/moe_training` and `float8` (commit `36027d82d`): `s = F / max(amax, 1e-12)` in f64,
+//! to f32, rounded down to a power of two in the row-wise recipes; `q = fp8(clamp(x * s))`, ties to even. Here the
+//! scale is made of the bits of amax (see the shader), so codes and scales are equal bit for bit to
+//! `reference::quantize`, with one exception: what an infinity poisons has the de-scale NaN, not infinity.
+//! A NaN or an infinity poisons its own row, group's column or tensor, and no other.
+
+use crate::Result;
+use crate::gpu::{Gpu, Kernel, Variant};
+use crate::num::DType;
+use crate::tensor::Tensor;
+
+crate::params! {
+    struct Quantize { rows: u32, cols: u32, groups: u32, group_rows: u32 }
+}
+crate::params! {
+    struct Init { n: u32, word: u32 }
+}
+crate::params! {
+    struct Rounding { pow2: u32 }
+}
+
+const TEXT: &str =
+    concat!(include_str!("../../shaders/lib/groups.wgsl"), include_str!("../../shaders/quantize.wgsl"));
+const ROWS: Kernel = Kernel { name: "quantize.rows", text: TEXT, entry: "rows" };
+const INIT: Kernel = Kernel { name: "quantize.init", text: TEXT, entry: "init" };
+const COL_TOP: Kernel = Kernel { name: "quantize.col_top", text: TEXT, entry: "col_top" };
+const COL_CAST: Kernel = Kernel { name: "quantize.col_cast", text: TEXT, entry: "col_cast" };
+const TENSOR_TOP: Kernel = Kernel { name: "quantize.tensor_top", text: TEXT, entry: "tensor_top" };
+const TENSOR_SCALE: Kernel = Kernel { name: "quantize.tensor_scale", text: TEXT, entry: "tensor_scale" };
+const TENSOR_CAST: Kernel = Kernel { name: "quantize.tensor_cast", text: TEXT, entry: "tensor_cast" };
+
+/// Bits of `2^-48`, the de-scale of zeros under e4m3.
+const FLOOR: u32 = (127 - 48) << 23;
+
+/// A tensor in fp8, and what undoes its scales.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    /// E4M3 or E5M2, in the shape of the quantized tensor.
+    pub codes: Tensor,
+    /// Flat f32: `1/s` for each multiplier `s` from high precision to fp8. NaN where the input was not finite.
+    pub descale: Tensor,
+}
+
+/// One power-of-two scale per row, e4m3: de-scales (rows). Of a weight (E, N, K): along K, de-scales (E*N).
+///
+/// # Errors
+/// A result is over the adapter's limits, or what the device reported.
+#[track_caller]
+pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
+    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), DType::E4M3)?;
+    let descale = Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)?;
+    let shape = Shape::rows(x.quads(), gpu.caps().software);
+    let variant = variant([x.dtype(), DType::E4M3], shape, false);
+    let params = Quantize::of(x, 0);
+    let bindings = [descale.write(), x.read(), codes.write()];
+    let tiles = x.rows().div_ceil(shape.lanes / shape.team);
+    gpu.dispatch(&ROWS, &variant, &params, &bindings, tiles as u32)?;
+    Ok(Quantized { codes, descale })
+}
+
+/// One power-of-two scale per group of rows and column, e4m3: de-scales (G*cols) at `g * cols + column`.
+///
+/// `offs` are the exclusive end rows of the groups (flat u32, G); `None` is one group of all rows. Rows past the last
+/// offset get the code 0; a group without rows has the de-scale `2^-48`.
+///
+/// # Errors
+/// As [`rowwise`].
+#[track_caller]
+pub fn colwise(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<Quantized> {
+    columns(gpu, x, offs, offs.map_or(1, Tensor::numel))
+}
+
+/// A weight (E, N, K), or (N, K), for a GEMM that contracts N: one power-of-two scale per expert and k, e4m3;
+/// de-scales (E*K) at `e * K + k`.
+///
+/// # Errors
+/// As [`rowwise`].
+#[track_caller]
+pub fn weight_colwise(gpu: &Gpu, w: &Tensor) -> Result<Quantized> {
+    let shape = w.shape();
+    assert!(shape.len() == 2 || shape.len() == 3, "weight {shape:?} is (N, K) or (E, N, K)");
+    columns(gpu, w, None, if shape.len() == 3 { shape[0] } else { 1 })
+}
+
+/// `groups` groups along the rows: by `offs`, or of equal height.
+#[track_caller]
+fn columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, groups: usize) -> Result<Quantized> {
+    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), DType::E4M3)?;
+    let descale = Tensor::flat(gpu, "fp8 de-scales", groups * x.cols(), DType::F32)?;
+    let shape = Shape::columns(gpu.caps().software);
+    let variant = variant([x.dtype(), DType::E4M3], shape, offs.is_some());
+    init(gpu, &variant, &descale, FLOOR, shape)?;
+    let params = Quantize::of(x, groups);
+    // With offsets, every group and the tail may end in a chunk that is not full.
+    let chunks = match offs {
+        Some(_) => x.rows().div_ceil(shape.chunk) + groups,
+        None => groups * (params.group_rows as usize).div_ceil(shape.chunk),
+    };
+    let tiles = (chunks * x.quads().div_ceil(shape.lanes)) as u32;
+    let [scales, x, offs] = [descale.write(), x.read(), offs.unwrap_or(x).read()];
+    gpu.dispatch(&COL_TOP, &variant, &params, &[scales.clone(), x.clone(), offs.clone()], tiles)?;
+    gpu.dispatch(&COL_CAST, &variant, &params, &[scales, x, offs, codes.write()], tiles)?;
+    Ok(Quantized { codes, descale })
+}
+
+/// One scale for the whole tensor, not rounded to a power of two, to `dtype` (e4m3 or e5m2): de-scale (1).
+///
+/// # Errors
+/// As [`rowwise`].
+#[track_caller]
+pub fn tensorwise(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
+    whole(gpu, x, dtype, false)
+}
+
+/// One power-of-two scale for the whole tensor, e4m3: de-scale (1).
+///
+/// # Errors
+/// As [`rowwise`].
+#[track_caller]
+pub fn tensorwise_pow2(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
+    whole(gpu, x, DType::E4M3, true)
+}
+
+#[track_caller]
+fn whole(gpu: &Gpu, x: &Tensor, dtype: DType, pow2: bool) -> Result<Quantized> {
+    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?;
+    // 1/s, the bits of the largest magnitude, s.
+    let scales = Tensor::flat(gpu, "fp8 de-scale", 3, DType::F32)?;
+    let shape = Shape::tensor(gpu.caps().software);
+    let variant = variant([x.dtype(), dtype], shape, false);
+    init(gpu, &variant, &scales, 0, shape)?;
+    let params = Quantize::of(x, 0);
+    let tiles = (x.rows() * x.quads()).div_ceil(shape.lanes * shape.chunk) as u32;
+    gpu.dispatch(&TENSOR_TOP, &variant, &params, &[scales.write(), x.read()], tiles)?;
+    gpu.dispatch(&TENSOR_SCALE, &variant, &Rounding { pow2: u32::from(pow2) }, &[scales.write()], 1)?;
+    gpu.dispatch(&TENSOR_CAST, &variant, &params, &[scales.write(), x.read(), codes.write()], tiles)?;
+    Ok(Quantized { codes, descale: scales.slice_flat(0, 1) })
+}
+
+/// Sets all `scales` to the bits `word`.
+fn init(gpu: &Gpu, variant: &Variant, scales: &Tensor, word: u32, shape: Shape) -> Result<()> {
+    let n = scales.numel();
+    let params = Init { n: n as u32, word };
+    gpu.dispatch(&INIT, variant, &params, &[scales.write()], n.div_ceil(shape.lanes) as u32)
+}
+
+impl Quantize {
+    /// Of `groups` groups of equal height, where the kernel does not read offsets.
+    fn of(x: &Tensor, groups: usize) -> Quantize {
+        Quantize {
+            rows: x.rows() as u32,
+            cols: x.cols() as u32,
+            groups: groups as u32,
+            group_rows: (x.rows() / groups.max(1)) as u32,
+        }
+    }
+}
+
+/// How the work is cut: lanes of a workgroup, lanes that share a row (or the tensor's maximum), rows or quads a lane.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    lanes: usize,
+    team: usize,
+    chunk: usize,
+}
+
+impl Shape {
+    /// On GPUs enough lanes a row that neighbours read neighbours, and few that idle.
+    fn rows(quads: usize, software: bool) -> Shape {
+        let (lanes, team) = match quads {
+            _ if software => (8, 1),
+            0..=4 => (256, 1),
+            5..=32 => (256, 16),
+            33..=128 => (256, 64),
+            _ => (256, 256),
+        };
+        Shape { lanes, team, chunk: 1 }
+    }
+
+    fn columns(software: bool) -> Shape {
+        let (lanes, chunk) = if software { (8, 64) } else { (64, 32) };
+        Shape { lanes, team: 1, chunk }
+    }
+
+    fn tensor(software: bool) -> Shape {
+        let (lanes, team, chunk) = if software { (8, 1, 64) } else { (256, 256, 8) };
+        Shape { lanes, team, chunk }
+    }
+}
+
+fn variant([x, codes]: [DType; 2], shape: Shape, grouped: bool) -> Variant {
+    assert!(matches!(x, DType::F32 | DType::BF16), "quantization of a {x} tensor");
+    // The largest value of the format is 1.75 * 2^top.
+    let (top, largest) = match codes {
+        DType::E4M3 => (8, 448f64),
+        DType::E5M2 => (15, 57344f64),
+        other => panic!("quantization to {other}"),
+    };
+    Variant::new()
+        .constant("LANES", shape.lanes as u32)
+        .constant("TEAM", shape.team as u32)
+        .constant("CHUNK", shape.chunk as u32)
+        .constant("GROUPED", u32::from(grouped))
+        .constant("TOP", top)
+        .constant("CEILING", ((largest / 1e-12) as f32).to_bits())
+        .quad("X", x)
+        .quad("Q", codes)
+}
+
+/// Every variant, for validation without a GPU.
+pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
+    let mut all = Vec::new();
+    for x in [DType::F32, DType::BF16] {
+        let e4m3 = [x, DType::E4M3];
+        for (quads, software) in [(0, true), (0, false), (5, false), (33, false), (129, false)] {
+            all.push((ROWS, variant(e4m3, Shape::rows(quads, software), false)));
+        }
+        for software in [true, false] {
+            for grouped in [false, true] {
+                let columns = variant(e4m3, Shape::columns(software), grouped);
+                all.extend([INIT, COL_TOP, COL_CAST].map(|kernel| (kernel, columns.clone())));
+            }
+            for codes in [DType::E4M3, DType::E5M2] {
+                let tensor = variant([x, codes], Shape::tensor(software), false);
+                all.extend([INIT, TENSOR_TOP, TENSOR_SCALE, TENSOR_CAST].map(|k| (k, tensor.clone())));
+            }
+        }
+    }
+    all
+}
