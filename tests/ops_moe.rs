@@ -1,6 +1,7 @@
 //! The mixture-of-experts ops, the loss and the optimizer on the running adapter, each against its reference.
 //!
-//! Every case runs twice, the second time in memory filled with NaN, and must give the same bits.
+//! Every case runs twice, the second time in memory filled with NaN and with all run-time checks in the shaders, and
+//! must give the same bits.
 
 use half::bf16;
 use moe8::gpu::{DeviceChoice, Gpu, Options};
@@ -16,19 +17,21 @@ use DType::{BF16, F32};
 
 fn gpus() -> &'static [Gpu; 2] {
     static GPUS: OnceLock<[Gpu; 2]> = OnceLock::new();
-    let open = |poison| {
-        let options = Options { poison, ..Options::default() };
+    let open = |careful| {
+        let options = Options { poison: careful, safe_shaders: careful, ..Options::default() };
         Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
     };
     GPUS.get_or_init(|| [open(false), open(true)])
 }
 
-/// What `f` gives on plain and on poisoned memory, which must be the same bits.
+/// What `f` gives on plain and on poisoned, checked memory, which must be the same bits (any NaN is
+/// the same).
 fn both(what: &str, f: impl Fn(&Gpu) -> Vec<f32>) -> Vec<f32> {
     let [plain, poisoned] = gpus();
     let (got, again) = (f(plain), f(poisoned));
-    let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    assert!(bits(&got) == bits(&again), "{what}: poisoned memory changes the result");
+    let bit = |x: &f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+    let bits = |v: &[f32]| v.iter().map(bit).collect::<Vec<_>>();
+    assert!(bits(&got) == bits(&again), "{what}: poisoned memory or shader checks change the result");
     got
 }
 

@@ -88,7 +88,10 @@ pub fn scale_into(gpu: &Gpu, x: &Tensor, factor: f32) -> Result<()> {
 #[track_caller]
 pub fn zero(gpu: &Gpu, x: &Tensor) -> Result<()> {
     assert_eq!(x.bytes() % 4, 0, "zero: {:?} of {} is not whole words", x.shape(), x.dtype());
-    dispatch(gpu, &variant(Op::Zero, DType::E4M3, &[]), x, &[], x.bytes() / 4, 0.0)
+    // As f32 quads where they fit, else as words, which are what e4m3 quads are.
+    let as_dtype = if x.bytes().is_multiple_of(16) { DType::F32 } else { DType::E4M3 };
+    let stores = x.bytes() / as_dtype.quad_bytes() as u64;
+    dispatch(gpu, &variant(Op::Zero, as_dtype, &[]), x, &[], stores, 0.0)
 }
 
 /// Checks shapes and dispatches. A flat tensor takes part if it is whole quads.
@@ -139,7 +142,7 @@ fn variant(op: Op, out: DType, inputs: &[DType]) -> Variant {
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     use DType::{BF16, F32};
-    let mut all = vec![variant(Op::Zero, DType::E4M3, &[])];
+    let mut all = [F32, DType::E4M3].map(|x| variant(Op::Zero, x, &[])).to_vec();
     for out in [F32, BF16] {
         all.push(variant(Op::Scale, out, &[]));
         for x in [F32, BF16] {
