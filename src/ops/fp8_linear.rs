@@ -87,7 +87,7 @@ fn get_or_try(cell: &OnceCell<Quantized>, make: impl FnOnce() -> Result<Quantize
     Ok(cell.get_or_init(|| made))
 }
 
-/// out (M, N) = x (M, K) w[g] (N, K)^T in x's dtype.
+/// `out(M, N) = x(M, K) w[g](N, K)^T`, in the dtype of x.
 ///
 /// # Errors
 /// A result is over the adapter's limits, or what the device reported.
@@ -164,7 +164,7 @@ pub fn backward_with(
     Ok((d_x, d_weight(gpu, d_out, input, w, recipe)?))
 }
 
-/// d_x (M, K) = d_out (M, N) w[g], both quantized along N.
+/// `d_x(M, K) = d_out(M, N) w[g]`, both quantized along N.
 fn d_input(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
     let dtype = input.x.dtype();
     if recipe == Recipe::HighPrecision {
@@ -183,7 +183,7 @@ fn d_input(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recip
     gemm::nn(gpu, &d_out.codes, &quantized.codes, dtype, scales)
 }
 
-/// d_w[g] (N, K) = d_out_g^T x_g, both quantized along the rows of each group.
+/// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
 fn d_weight(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
     let d_w = match recipe {
         Recipe::Rowwise => {
