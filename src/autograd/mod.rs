@@ -1,1 +1,149 @@
 //! The tape and its one table of rules.
+//!
+//! Forward code calls the methods of [`Tape`]; each computes its op and, when recording, appends a node with what
+//! its rule will need. [`Tape::backward`] walks the nodes in reverse and drops each one after use, so memory falls
+//! as the walk goes up. Parameters are not variables: a rule asks [`Weights`] for them and hands it their gradient.
+
+mod forward;
+mod rules;
+
+use crate::gpu::Gpu;
+use crate::ops::elementwise;
+use crate::params::Weights;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use rules::Rule;
+
+/// A value in the forward pass.
+#[derive(Clone, Debug)]
+pub struct Var {
+    id: usize,
+    value: Tensor,
+}
+
+impl Var {
+    /// The tensor.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+}
+
+/// One recorded op.
+struct Node {
+    rule: Rule,
+    inputs: Vec<usize>,
+    output: usize,
+}
+
+/// Records a forward pass and differentiates it.
+pub struct Tape<'a> {
+    gpu: &'a Gpu,
+    weights: &'a dyn Weights,
+    nodes: Vec<Node>,
+    vars: usize,
+    recording: bool,
+}
+
+impl<'a> Tape<'a> {
+    /// A tape that records for [`Tape::backward`].
+    pub fn new(gpu: &'a Gpu, weights: &'a dyn Weights) -> Tape<'a> {
+        Tape { gpu, weights, nodes: Vec::new(), vars: 0, recording: true }
+    }
+
+    /// A tape that only computes.
+    pub fn evaluating(gpu: &'a Gpu, weights: &'a dyn Weights) -> Tape<'a> {
+        Tape { recording: false, ..Tape::new(gpu, weights) }
+    }
+
+    /// Whether gradients will be wanted.
+    pub fn is_recording(&self) -> bool {
+        self.recording
+    }
+
+    /// A variable without a rule: its gradient can be asked for, nothing flows further.
+    pub fn leaf(&mut self, value: Tensor) -> Var {
+        self.vars += 1;
+        Var { id: self.vars - 1, value }
+    }
+
+    fn push(&mut self, rule: Rule, inputs: &[&Var], value: Tensor) -> Result<Var> {
+        if self.gpu.options().check_nan {
+            self.check_finite(rule.name(), &value)?;
+        }
+        let output = self.leaf(value);
+        if self.recording {
+            let inputs = inputs.iter().map(|v| v.id).collect();
+            self.nodes.push(Node { rule, inputs, output: output.id });
+        }
+        Ok(output)
+    }
+
+    /// Reads an op's result back and names the first value that is no number.
+    fn check_finite(&self, op: &str, value: &Tensor) -> Result<()> {
+        let values = value.to_f32(self.gpu)?;
+        let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
+        let (row, column) = (at / value.cols().max(1), at % value.cols().max(1));
+        Err(Error::user(
+            format!(
+                "op {} ({op}) gave {} at row {row}, column {column} of {:?}",
+                self.vars,
+                values[at],
+                value.shape()
+            ),
+            "lower optimizer.lr, check the data, or compare with training.mixed_precision_param = \"float32\"",
+        ))
+    }
+
+    /// Says that the forward pass enters a block; backward leaves it here on its way up.
+    pub fn enter_block(&mut self, block: usize) {
+        if self.recording {
+            self.nodes.push(Node { rule: Rule::Enter { block }, inputs: Vec::new(), output: usize::MAX });
+        }
+    }
+
+    /// Says that the forward pass has left a block.
+    ///
+    /// # Errors
+    /// What [`Weights::leave`] says.
+    pub fn leave_block(&mut self, block: usize) -> Result<()> {
+        self.weights.leave(block)
+    }
+
+    /// Runs the rules in reverse from `output`, whose gradient is `seed` (`None` where its rule already holds the
+    /// gradient, as the loss does), and returns the gradients of `wanted`.
+    ///
+    /// # Errors
+    /// The device, its memory, or other ranks.
+    pub fn backward(
+        mut self,
+        output: &Var,
+        seed: Option<Tensor>,
+        wanted: &[&Var],
+    ) -> Result<Vec<Option<Tensor>>> {
+        let mut grads: Vec<Option<Tensor>> = vec![None; self.vars];
+        let mut started = seed.is_none().then_some(output.id);
+        grads[output.id] = seed;
+        while let Some(node) = self.nodes.pop() {
+            if let Rule::Enter { block } = node.rule {
+                self.weights.leave(block)?;
+                continue;
+            }
+            let keep = wanted.iter().any(|v| v.id == node.output);
+            let grad = if keep { grads[node.output].clone() } else { grads[node.output].take() };
+            if grad.is_none() && started != Some(node.output) {
+                continue;
+            }
+            started = started.filter(|id| *id != node.output);
+            let flows = node.rule.backward(self.gpu, self.weights, grad)?;
+            assert_eq!(flows.len(), node.inputs.len(), "a rule gives one gradient per input");
+            for (input, flow) in node.inputs.iter().zip(flows) {
+                let Some(flow) = flow else { continue };
+                grads[*input] = Some(match grads[*input].take() {
+                    None => flow,
+                    Some(sum) => elementwise::add(self.gpu, &sum, &flow)?,
+                });
+            }
+        }
+        Ok(wanted.iter().map(|v| grads[v.id].take()).collect())
+    }
+}

@@ -2,9 +2,61 @@
 
 use super::RunOptions;
 use crate::config::Config;
+use crate::gpu::{AdapterLine, DeviceChoice, list_adapters};
+use crate::train::report::size;
 use crate::{Error, Result};
+use std::io::Write;
 
-/// Not there yet: always an error.
-pub fn run(_config: &Config, _opts: &RunOptions) -> Result<()> {
-    Err(Error::user("`moe8 devices` is not in this version yet", "`moe8 config` works"))
+/// Prints every adapter with what matters for a choice, and which one would be used and why.
+///
+/// # Errors
+/// No adapter at all.
+pub fn run(_config: &Config, opts: &RunOptions) -> Result<()> {
+    let all = list_adapters();
+    if all.is_empty() {
+        return Err(Error::user(
+            "no GPU adapter found",
+            "run scripts/setup.sh to install a Vulkan driver (a software one will do)",
+        ));
+    }
+    let choice = opts.run_options().device;
+    let chosen = choice.pick(&all);
+    let mut out = std::io::stdout().lock();
+    for (i, line) in all.iter().enumerate() {
+        // A closed pipe is no reason to fail.
+        let _ = writeln!(out, "{} {i}: {}", if chosen == Some(i) { '*' } else { ' ' }, describe(line));
+    }
+    let _ = writeln!(out, "{}", reason(&choice, chosen));
+    Ok(())
+}
+
+fn describe(line: &AdapterLine) -> String {
+    let caps = &line.caps;
+    let rejected =
+        line.rejected.as_ref().map_or(String::new(), |why| format!("\n     cannot be used: {why}"));
+    format!(
+        "{}\n     type {}, {}, driver {}\n     largest binding {} ({} bytes), largest buffer {}, workgroup memory {}, \
+         workgroup size {}{rejected}",
+        line.name,
+        line.kind,
+        line.backend,
+        line.driver,
+        size(caps.max_binding),
+        caps.max_binding,
+        size(caps.max_buffer),
+        size(u64::from(caps.workgroup_memory)),
+        caps.workgroup_size,
+    )
+}
+
+fn reason(choice: &DeviceChoice, chosen: Option<usize>) -> String {
+    match (choice, chosen) {
+        (_, None) => format!("no adapter fits {choice}; --device and MOE8_DEVICE take a number or part of a name"),
+        (DeviceChoice::Auto, Some(_)) => {
+            "* is used: the first usable by type (discrete, integrated, virtual, software); --device or MOE8_DEVICE \
+             choose another"
+                .into()
+        }
+        (_, Some(_)) => format!("* is used: {choice} was asked for"),
+    }
 }

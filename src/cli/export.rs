@@ -1,10 +1,46 @@
 //! `moe8 export`: write a model's weights to `opts.output`.
 
 use super::RunOptions;
-use crate::config::Config;
+use crate::comm::{Communicator, Solo};
+use crate::config::{Config, ExportDtype};
+use crate::gpu::Gpu;
+use crate::train::run::{build, open_data};
+use crate::train::weights::{self, FileDtype, ParamSpec};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
 
-/// Not there yet: always an error.
-pub fn run(_config: &Config, _opts: &RunOptions) -> Result<()> {
-    Err(Error::user("`moe8 export` is not in this version yet", "`moe8 config` works"))
+/// Writes the weights that a run of `config` would start from (`checkpoint.initial_load_path`, or initial values) with
+/// upstream's names.
+///
+/// # Errors
+/// As for training; a dtype that the file cannot have; a disk that is full.
+pub fn run(config: &Config, opts: &RunOptions) -> Result<()> {
+    config.validate(1)?;
+    let dtype = match config.checkpoint.export_dtype {
+        ExportDtype::Float32 => FileDtype::F32,
+        ExportDtype::Bfloat16 => FileDtype::BF16,
+        ExportDtype::Float16 => {
+            return Err(Error::user(
+                "checkpoint.export_dtype = \"float16\" is not supported",
+                "use \"bfloat16\" or \"float32\"",
+            ));
+        }
+    };
+    let options = opts.run_options();
+    let gpu = Gpu::open_with(&options.device, options.gpu)?;
+    let (_, args) = open_data(config)?;
+    args.validate()?;
+    let solo: Arc<dyn Communicator> = Arc::new(Solo::new());
+    let trainer = build(config, &gpu, &solo, &args)?;
+    let table = trainer.fsdp.table();
+    let specs: Vec<ParamSpec> = table.iter().map(|(_, s)| ParamSpec::from(s)).collect();
+    let path = opts.output.clone().unwrap_or_else(|| "model.safetensors".into());
+    weights::save(Path::new(&path), &specs, dtype, &BTreeMap::new(), &mut |spec| {
+        let id = table.find(&spec.name).expect("the specs are the table's");
+        trainer.weights(id)
+    })?;
+    log::info!("wrote {} tensors to {}", specs.len(), path.display());
+    Ok(())
 }

@@ -8,7 +8,9 @@ use clap::Parser as _;
 
 use crate::Result;
 use crate::config::{Config, KEYS, Loaded};
+use crate::gpu::{DeviceChoice, Options};
 use crate::train::logger;
+use crate::train::run;
 
 pub mod args;
 pub mod config;
@@ -40,6 +42,16 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
+    /// The library's view of these options.
+    pub fn run_options(&self) -> run::RunOptions {
+        run::RunOptions {
+            device: DeviceChoice::parse(self.device.as_deref().unwrap_or_default()),
+            gpu: Options { safe_shaders: self.safe_shaders, check_nan: self.check_nan, ..Options::default() },
+            ranks: self.ranks,
+            explain: self.explain,
+        }
+    }
+
     fn new(args: &RunArgs, output: Option<PathBuf>) -> Self {
         let from_environment = || std::env::var("MOE8_DEVICE").ok().filter(|d| !d.is_empty());
         RunOptions {

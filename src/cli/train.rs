@@ -1,10 +1,19 @@
 //! `moe8 train`: train a model.
 
 use super::RunOptions;
+use crate::Result;
 use crate::config::Config;
-use crate::{Error, Result};
+use crate::train::run;
 
-/// Not there yet: always an error.
-pub fn run(_config: &Config, _opts: &RunOptions) -> Result<()> {
-    Err(Error::user("`moe8 train` is not in this version yet", "`moe8 config` works"))
+/// Trains as `config` says.
+///
+/// # Errors
+/// Everything a user can cause; see [`run::run`].
+pub fn run(config: &Config, opts: &RunOptions) -> Result<()> {
+    if config.job.print_args {
+        for line in config.to_toml().lines() {
+            log::info!("{line}");
+        }
+    }
+    run::run(config, &opts.run_options())
 }

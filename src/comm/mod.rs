@@ -32,6 +32,7 @@ mod launch;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod planned;
 pub mod reduce;
 mod solo;
 mod stats;
@@ -41,6 +42,7 @@ pub use launch::{Launcher, abort, finalize, from_env, run};
 pub use local::{DEFAULT_TIMEOUT, Local};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use planned::Planned;
 pub use solo::Solo;
 pub use stats::{CommStats, Traffic};
 pub use threads::{run_threads, run_threads_within};

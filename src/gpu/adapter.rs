@@ -24,9 +24,32 @@ impl DeviceChoice {
         }
     }
 
+    /// Which of `all` (as [`list_adapters`] gives them) this chooses.
+    pub fn pick(&self, all: &[AdapterLine]) -> Option<usize> {
+        match self {
+            DeviceChoice::Auto => (!all.is_empty()).then_some(0),
+            DeviceChoice::Index(i) => (*i < all.len()).then_some(*i),
+            DeviceChoice::Name(text) => all.iter().position(|a| {
+                (text == "cpu" && a.caps.software)
+                    || a.name.to_lowercase().contains(text)
+                    || a.backend.to_lowercase() == *text
+            }),
+        }
+    }
+
     /// What the environment variable `MOE8_DEVICE` says, else [`DeviceChoice::Auto`].
     pub fn from_env() -> DeviceChoice {
         DeviceChoice::parse(&std::env::var("MOE8_DEVICE").unwrap_or_default())
+    }
+}
+
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("\"auto\""),
+            DeviceChoice::Index(i) => write!(f, "number {i}"),
+            DeviceChoice::Name(name) => write!(f, "{name:?}"),
+        }
     }
 }
 
@@ -144,24 +167,11 @@ fn sorted() -> Vec<wgpu::Adapter> {
     all
 }
 
-fn choose(all: &[wgpu::Adapter], choice: &DeviceChoice) -> Option<usize> {
-    match choice {
-        DeviceChoice::Auto => (!all.is_empty()).then_some(0),
-        DeviceChoice::Index(i) => (*i < all.len()).then_some(*i),
-        DeviceChoice::Name(text) => all.iter().position(|a| {
-            let info = a.get_info();
-            let software = info.device_type == wgpu::DeviceType::Cpu;
-            (text == "cpu" && software)
-                || info.name.to_lowercase().contains(text)
-                || format!("{:?}", info.backend).to_lowercase() == *text
-        }),
-    }
-}
-
 pub(super) fn open(choice: &DeviceChoice) -> Result<Opened> {
     let all = sorted();
-    let names: Vec<String> = all.iter().map(|a| a.get_info().name).collect();
-    let Some(at) = choose(&all, choice) else {
+    let lines: Vec<AdapterLine> = all.iter().map(line).collect();
+    let names: Vec<&str> = lines.iter().map(|l| l.name.as_str()).collect();
+    let Some(at) = choice.pick(&lines) else {
         return Err(if all.is_empty() {
             Error::user(
                 "no GPU adapter found",
@@ -169,19 +179,18 @@ pub(super) fn open(choice: &DeviceChoice) -> Result<Opened> {
             )
         } else {
             Error::user(
-                format!("no adapter fits {choice:?}; found: {}", names.join(", ")),
+                format!("no adapter fits {choice}; found: {}", names.join(", ")),
                 "see `moe8 devices`; --device takes a number or part of a name",
             )
         });
     };
-    let adapter = &all[at];
-    if let Some(why) = rejection(adapter) {
+    if let Some(why) = &lines[at].rejected {
         return Err(Error::user(
             format!("adapter {} cannot run moe8: {why}", names[at]),
             "choose another with --device (see `moe8 devices`), or install a newer driver",
         ));
     }
-    request(adapter)
+    request(&all[at])
 }
 
 fn request(adapter: &wgpu::Adapter) -> Result<Opened> {

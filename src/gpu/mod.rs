@@ -45,6 +45,8 @@ pub struct Options {
     pub safe_shaders: bool,
     /// Pretend that the adapter's largest storage binding is this many bytes (tests of the limit's handling).
     pub max_binding: Option<u64>,
+    /// Look at every op's result in the forward pass and stop at the first NaN or Inf (slow: each is read back).
+    pub check_nan: bool,
     /// Fill each new buffer with NaN, to show that no kernel reads what it did not write.
     pub poison: bool,
     /// Run the code meant for real GPUs on a software adapter too: [`Caps::software`] becomes false (tests).
@@ -128,6 +130,11 @@ impl Gpu {
         &self.0.driver
     }
 
+    /// How the adapter was opened.
+    pub fn options(&self) -> Options {
+        self.0.options
+    }
+
     /// What kernels may rely on.
     pub fn caps(&self) -> Caps {
         self.0.caps
@@ -136,6 +143,11 @@ impl Gpu {
     /// The number of dispatches, submits and transfers so far.
     pub fn counters(&self) -> Counters {
         self.state().counters
+    }
+
+    /// The kernels compiled so far, by name and variant.
+    pub fn kernels(&self) -> Vec<String> {
+        self.state().kernels()
     }
 
     /// Device memory held now, in bytes: live buffers and those kept for reuse.

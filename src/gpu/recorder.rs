@@ -90,6 +90,13 @@ impl State {
         self.pass.as_mut().expect("a pass was just opened")
     }
 
+    /// Keys of all pipelines, sorted.
+    pub fn kernels(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.pipelines.keys().cloned().collect();
+        all.sort_unstable();
+        all
+    }
+
     pub fn is_recording(&self) -> bool {
         self.encoder.is_some()
     }

@@ -4,6 +4,7 @@
 //! its dispatches. It never waits for the device and never reads back.
 
 pub mod adamw;
+pub mod attention;
 pub mod clip;
 pub mod cross_entropy;
 pub mod dispatch;
@@ -13,7 +14,10 @@ pub mod expert_bias;
 pub mod fp8_linear;
 pub mod gemm;
 pub mod quantize;
+pub mod rmsnorm;
+pub mod rope;
 pub mod router;
+pub mod swiglu;
 
 use crate::gpu::{Kernel, Variant};
 
@@ -21,6 +25,7 @@ use crate::gpu::{Kernel, Variant};
 pub fn kernels() -> Vec<(Kernel, Variant)> {
     [
         adamw::kernels(),
+        attention::kernels(),
         clip::kernels(),
         cross_entropy::kernels(),
         dispatch::kernels(),
@@ -29,7 +34,10 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         expert_bias::kernels(),
         gemm::kernels(),
         quantize::kernels(),
+        rmsnorm::kernels(),
+        rope::kernels(),
         router::kernels(),
+        swiglu::kernels(),
     ]
     .concat()
 }

@@ -1,1 +1,7 @@
-//! AdamW, clipping, schedules and the expert bias update.
+//! The optimizer and the learning-rate schedule.
+
+mod adamw;
+mod schedule;
+
+pub use adamw::{AdamW, Hyper};
+pub use schedule::{Decay, Schedule};

@@ -4,5 +4,8 @@ pub mod atomic;
 pub mod data;
 pub mod logger;
 pub mod metrics;
+pub mod report;
+pub mod run;
 pub mod tokenizer;
+pub mod trainer;
 pub mod weights;

@@ -1,0 +1,199 @@
+//! The forward side of each rule: compute, then record.
+
+use super::rules::Rule;
+use super::{Tape, Var};
+use crate::Result;
+use crate::num::DType;
+use crate::ops::fp8_linear::Recipe;
+use crate::ops::gemm::{self, GemmOptions};
+use crate::ops::{
+    attention, cross_entropy, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu,
+};
+use crate::params::ParamId;
+use crate::tensor::Tensor;
+
+/// Bytes of logits that exist at once, at most.
+const LOGITS_BYTES: usize = 64 << 20;
+
+impl Tape<'_> {
+    /// Rows of `table` (V, D) by token: (T, D).
+    ///
+    /// # Errors
+    /// The device, its memory, or other ranks; so for all ops here.
+    pub fn embedding(&mut self, tokens: &Tensor, table: ParamId) -> Result<Var> {
+        let w = self.weights.weight(table)?;
+        let y = embedding::forward(self.gpu, tokens, &w)?;
+        let vocab = w.shape()[0];
+        self.push(Rule::Embedding { tokens: tokens.clone(), table, vocab }, &[], y)
+    }
+
+    /// Root-mean-square norm over D.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn rmsnorm(&mut self, x: &Var, weight: ParamId, eps: f32) -> Result<Var> {
+        let (y, rstd) = rmsnorm::forward(self.gpu, &x.value, &self.weights.weight(weight)?, eps)?;
+        self.push(Rule::RmsNorm { x: x.value.clone(), rstd, weight }, &[x], y)
+    }
+
+    /// `x W^T`; rows in groups with one weight each if `offs`.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn linear(&mut self, x: &Var, weight: ParamId, offs: Option<&Tensor>, recipe: Recipe) -> Result<Var> {
+        let y = fp8_linear::forward(self.gpu, &x.value, &self.weights.weight(weight)?, offs, recipe)?;
+        self.push(Rule::Linear { x: x.value.clone(), weight, offs: offs.cloned(), recipe }, &[x], y)
+    }
+
+    /// Rotary position embedding of (T, heads * head_dim).
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn rope(&mut self, x: &Var, table: &Tensor, seq: usize, head_dim: usize) -> Result<Var> {
+        let y = rope::forward(self.gpu, &x.value, table, seq, head_dim)?;
+        self.push(Rule::Rope { table: table.clone(), seq, head_dim }, &[x], y)
+    }
+
+    /// Causal attention.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn attention(
+        &mut self,
+        (q, k, v): (&Var, &Var, &Var),
+        shape: attention::Shape,
+        docs: Option<&Tensor>,
+    ) -> Result<Var> {
+        let (out, lse) = attention::forward(self.gpu, &q.value, &k.value, &v.value, shape, docs)?;
+        let saved = Box::new([q.value.clone(), k.value.clone(), v.value.clone(), out.clone(), lse]);
+        self.push(Rule::Attention { saved, shape, docs: docs.cloned() }, &[q, k, v], out)
+    }
+
+    /// `silu(gate) * up`.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn swiglu(&mut self, gate: &Var, up: &Var) -> Result<Var> {
+        let y = swiglu::forward(self.gpu, &gate.value, &up.value)?;
+        self.push(Rule::SwiGlu { gate: gate.value.clone(), up: up.value.clone() }, &[gate, up], y)
+    }
+
+    /// `a + b`.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn add(&mut self, a: &Var, b: &Var) -> Result<Var> {
+        let y = elementwise::add(self.gpu, &a.value, &b.value)?;
+        self.push(Rule::Add, &[a, b], y)
+    }
+
+    /// Selects experts: the weights as a variable, and the selected ids.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn router(&mut self, logits: &Var, bias: &Tensor, spec: router::Spec) -> Result<(Var, Tensor)> {
+        let routing = router::forward(self.gpu, &logits.value, bias, spec)?;
+        let (ids, weights) = (routing.ids.clone(), routing.weights.clone());
+        let dtype = logits.value.dtype();
+        Ok((self.push(Rule::Router { routing, spec, dtype }, &[logits], weights)?, ids))
+    }
+
+    /// Where each token's rows go.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn plan(&self, ids: &Tensor, experts: usize, top_k: usize) -> Result<dispatch::Plan> {
+        dispatch::plan(self.gpu, ids, experts, top_k)
+    }
+
+    /// Rows of `x` in expert order, times their weights if given.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn gather(&mut self, x: &Var, plan: &dispatch::Plan, weights: Option<&Var>) -> Result<Var> {
+        let scores = weights.map(|w| w.value.clone());
+        let y = dispatch::gather(self.gpu, &x.value, plan, scores.as_ref())?;
+        let rule = Rule::Gather { x: x.value.clone(), plan: plan.clone(), weights: scores };
+        let inputs: Vec<&Var> = std::iter::once(x).chain(weights).collect();
+        self.push(rule, &inputs, y)
+    }
+
+    /// Each token's rows, times their weights if given, summed and added to `base`.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn combine(
+        &mut self,
+        rows: &Var,
+        plan: &dispatch::Plan,
+        weights: Option<&Var>,
+        base: Option<&Var>,
+    ) -> Result<Var> {
+        let scores = weights.map(|w| w.value.clone());
+        let y = dispatch::combine(self.gpu, &rows.value, plan, scores.as_ref(), base.map(|b| &b.value))?;
+        let base_given = base.is_some();
+        let rule =
+            Rule::Combine { rows: rows.value.clone(), plan: plan.clone(), weights: scores, base: base_given };
+        let inputs: Vec<&Var> = std::iter::once(rows).chain(weights).chain(base).collect();
+        self.push(rule, &inputs, y)
+    }
+
+    /// Output projection and mean cross entropy in chunks of tokens, so that neither logits nor their gradient exist
+    /// whole. `share` scales the gradient (1, or 1 / accumulation steps). The loss is the mean over tokens.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn cross_entropy_head(
+        &mut self,
+        h: &Var,
+        weight: ParamId,
+        labels: &Tensor,
+        share: f32,
+    ) -> Result<Var> {
+        let (gpu, x) = (self.gpu, &h.value);
+        let w = self.weights.weight(weight)?;
+        let (tokens, vocab, dtype) = (x.rows(), w.shape()[0], x.dtype());
+        let losses = Tensor::flat(gpu, "token losses", tokens, DType::F32)?;
+        let d_h = Tensor::empty(gpu, "d_hidden", &[tokens, x.cols()], dtype)?;
+        let d_w = Tensor::empty(gpu, "d_output", &[vocab, x.cols()], DType::F32)?;
+        let chunk = chunk_rows(tokens, vocab.div_ceil(4) * dtype.quad_bytes());
+        for from in (0..tokens).step_by(chunk) {
+            let to = (from + chunk).min(tokens);
+            let rows = x.slice_rows(from, to);
+            let logits = gemm::nt(gpu, &rows, &w, dtype, GemmOptions::default())?;
+            let (labels, losses) = (labels.slice_flat(from, to), losses.slice_flat(from, to));
+            if self.recording {
+                let scale = share / tokens as f32;
+                cross_entropy::forward_backward(gpu, &logits, &labels, &losses, scale)?;
+                gemm::nn_into(gpu, &logits, &w, &d_h.slice_rows(from, to), GemmOptions::default())?;
+                gemm::tn_into(gpu, &logits, &rows, &d_w, from > 0, GemmOptions::default())?;
+            } else {
+                cross_entropy::forward(gpu, &logits, &labels, &losses)?;
+            }
+        }
+        let loss = cross_entropy::mean(gpu, &losses)?;
+        let d_w =
+            if dtype == DType::F32 || !self.recording { d_w } else { elementwise::cast(gpu, &d_w, dtype)? };
+        self.push(Rule::Head { d_h, d_w, weight }, &[h], loss)
+    }
+}
+
+/// Tokens per chunk: equal chunks of at most [`LOGITS_BYTES`], multiples of 64 so that every slice can be bound.
+fn chunk_rows(tokens: usize, row_bytes: usize) -> usize {
+    let most = (LOGITS_BYTES / row_bytes.max(1)).max(64);
+    let chunks = tokens.div_ceil(most);
+    tokens.div_ceil(chunks.max(1)).next_multiple_of(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_rows;
+
+    #[test]
+    fn chunks_cover_and_stay_bindable() {
+        for (tokens, bytes) in [(1, 16), (512, 9024), (16384, 9024), (16384, 1 << 20), (7, 1 << 30)] {
+            let rows = chunk_rows(tokens, bytes);
+            assert!(rows > 0 && rows.is_multiple_of(64), "{tokens} x {bytes}: {rows}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The table of rules: what each op keeps, and how its output's gradient becomes its inputs'.
+
+use crate::Result;
+use crate::gpu::Gpu;
+use crate::num::DType;
+use crate::ops::fp8_linear::Recipe;
+use crate::ops::{attention, dispatch, embedding, fp8_linear, rmsnorm, rope, router, swiglu};
+use crate::params::{ParamId, Weights};
+use crate::tensor::Tensor;
+
+/// One op with what its rule needs.
+pub(super) enum Rule {
+    /// The forward pass entered a block here.
+    Enter { block: usize },
+    /// tokens -> rows of a table.
+    Embedding { tokens: Tensor, table: ParamId, vocab: usize },
+    /// x -> x / rms(x) * weight.
+    RmsNorm { x: Tensor, rstd: Tensor, weight: ParamId },
+    /// x -> x W^T, grouped if `offs`.
+    Linear { x: Tensor, weight: ParamId, offs: Option<Tensor>, recipe: Recipe },
+    /// Rotation by position.
+    Rope { table: Tensor, seq: usize, head_dim: usize },
+    /// q, k, v -> softmax(q k^T) v.
+    Attention { saved: Box<[Tensor; 5]>, shape: attention::Shape, docs: Option<Tensor> },
+    /// gate, up -> silu(gate) * up.
+    SwiGlu { gate: Tensor, up: Tensor },
+    /// a, b -> a + b.
+    Add,
+    /// logits -> weights of the selected experts.
+    Router { routing: router::Routing, spec: router::Spec, dtype: DType },
+    /// x, weights? -> rows in expert order.
+    Gather { x: Tensor, plan: dispatch::Plan, weights: Option<Tensor> },
+    /// rows, weights?, base? -> rows summed per token.
+    Combine { rows: Tensor, plan: dispatch::Plan, weights: Option<Tensor>, base: bool },
+    /// h -> loss; both gradients were computed with the loss.
+    Head { d_h: Tensor, d_w: Tensor, weight: ParamId },
+}
+
+impl Rule {
+    /// The op's name, for messages.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Rule::Enter { .. } => "enter",
+            Rule::Embedding { .. } => "embedding",
+            Rule::RmsNorm { .. } => "rmsnorm",
+            Rule::Linear { offs: None, .. } => "linear",
+            Rule::Linear { .. } => "grouped linear",
+            Rule::Rope { .. } => "rope",
+            Rule::Attention { .. } => "attention",
+            Rule::SwiGlu { .. } => "swiglu",
+            Rule::Add => "add",
+            Rule::Router { .. } => "router",
+            Rule::Gather { .. } => "gather",
+            Rule::Combine { .. } => "combine",
+            Rule::Head { .. } => "cross entropy",
+        }
+    }
+
+    /// Gradients of the inputs, in their order; `None` for an input that has none.
+    pub(super) fn backward(
+        self,
+        gpu: &Gpu,
+        weights: &dyn Weights,
+        grad: Option<Tensor>,
+    ) -> Result<Vec<Option<Tensor>>> {
+        if let Rule::Head { d_h, d_w, weight } = self {
+            weights.gradient(weight, d_w)?;
+            return Ok(vec![Some(d_h)]);
+        }
+        let g = &grad.expect("only the loss starts without a gradient");
+        Ok(match self {
+            Rule::Enter { .. } | Rule::Head { .. } => unreachable!("handled before"),
+            Rule::Embedding { tokens, table, vocab } => {
+                weights.gradient(table, embedding::backward(gpu, &tokens, g, vocab, g.dtype())?)?;
+                vec![]
+            }
+            Rule::RmsNorm { x, rstd, weight } => {
+                let (d_x, d_w) = rmsnorm::backward(gpu, g, &x, &weights.weight(weight)?, &rstd)?;
+                weights.gradient(weight, d_w)?;
+                vec![Some(d_x)]
+            }
+            Rule::Linear { x, weight, offs, recipe } => {
+                let w = weights.weight(weight)?;
+                let (d_x, d_w) = fp8_linear::backward(gpu, g, &x, &w, offs.as_ref(), recipe, true)?;
+                weights.gradient(weight, d_w)?;
+                vec![d_x]
+            }
+            Rule::Rope { table, seq, head_dim } => vec![Some(rope::backward(gpu, g, &table, seq, head_dim)?)],
+            Rule::Attention { saved, shape, docs } => {
+                let [q, k, v, out, lse] = &*saved;
+                let (d_q, d_k, d_v) = attention::backward(gpu, g, q, k, v, out, lse, shape, docs.as_ref())?;
+                vec![Some(d_q), Some(d_k), Some(d_v)]
+            }
+            Rule::SwiGlu { gate, up } => {
+                let (d_gate, d_up) = swiglu::backward(gpu, g, &gate, &up)?;
+                vec![Some(d_gate), Some(d_up)]
+            }
+            Rule::Add => vec![Some(g.clone()), Some(g.clone())],
+            Rule::Router { routing, spec, dtype } => {
+                vec![Some(router::backward(gpu, g, &routing, spec, dtype)?)]
+            }
+            Rule::Gather { x, plan, weights: scores } => {
+                let (d_x, d_scores) = dispatch::gather_backward(gpu, g, &x, &plan, scores.as_ref())?;
+                if scores.is_some() { vec![Some(d_x), d_scores] } else { vec![Some(d_x)] }
+            }
+            Rule::Combine { rows, plan, weights: scores, base } => {
+                let (d_rows, d_scores) = dispatch::combine_backward(gpu, g, &rows, &plan, scores.as_ref())?;
+                let mut flows = vec![Some(d_rows)];
+                if scores.is_some() {
+                    flows.push(d_scores);
+                }
+                if base {
+                    flows.push(Some(g.clone()));
+                }
+                flows
+            }
+        })
+    }
+}

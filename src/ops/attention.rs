@@ -1,0 +1,200 @@
+//! Causal scaled dot-product attention with grouped key/value heads, blocks and documents, without S x S in memory.
+//!
+//! Definition: `softmax(q k^T / sqrt(head_dim) + mask) v` per head; query head `h` uses key/value head
+//! `h / (heads / kv_heads)`; a query sees the keys at or before it that lie in its block (Llama4's
+//! `fixed_attn_block_size`) and in its document. As torchtitan's Llama4 (July 2025) with `scaled_dot_product_attention`
+//! or flex attention. Method: FlashAttention-2 (Dao 2023), one thread per query or key.
+//! Tolerance against the reference: f32 dot products and sums and the adapter's `exp` and `log` (WGSL allows
+//! `3 + 2 |x|` units in the last place of `exp`): 2e-5 of the largest entry of each result in f32; in bf16 one rounding
+//! of each result, and `out` enters the backward pass rounded.
+
+use crate::gpu::{Binding, Gpu, Kernel, Variant};
+use crate::num::DType;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+crate::params! {
+    struct Attention { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, scale: f32 }
+}
+
+const TEXT: &str = include_str!("../../shaders/attention.wgsl");
+const FORWARD: Kernel = Kernel { name: "attention.forward", text: TEXT, entry: "forward" };
+const STATISTICS: Kernel = Kernel { name: "attention.statistics", text: TEXT, entry: "statistics" };
+const BY_QUERY: Kernel = Kernel { name: "attention.by_query", text: TEXT, entry: "by_query" };
+const BY_KEY: Kernel = Kernel { name: "attention.by_key", text: TEXT, entry: "by_key" };
+
+/// Largest head: its query, key or value and their gradients stand in a thread's registers.
+const MAX_HEAD_DIM: usize = 128;
+/// Most quads of a head that the inner loops write out.
+const MAX_STEP: usize = 8;
+
+/// The sizes and the mask of one attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence; row `b * seq + t` of every operand is position `t` of sequence `b`.
+    pub seq: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head: a multiple of 4, at most 128.
+    pub head_dim: usize,
+    /// Positions per block (`fixed_attn_block_size`); `None` is no blocks.
+    pub block: Option<usize>,
+}
+
+/// `(out, lse)`: `out` like `q` (T, heads * head_dim); `lse`, flat f32 [T * heads], is the logarithm of each query's sum
+/// of exponentials, which [`backward`] needs. `k` and `v` are (T, kv_heads * head_dim); `docs` is the number of the
+/// document of each position, flat u32 [T].
+///
+/// # Errors
+/// A head size that the kernels do not have; the result is over the adapter's limits; what the device reported.
+#[track_caller]
+pub fn forward(
+    gpu: &Gpu,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    shape: Shape,
+    docs: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    check(shape, q.dtype(), &[q], &[k, v], docs)?;
+    let out = Tensor::empty(gpu, "attention out", q.shape(), q.dtype())?;
+    let lse = Tensor::flat(gpu, "attention lse", q.rows() * shape.heads, DType::F32)?;
+    let call = Call::new(gpu, q, shape, docs);
+    let bindings = [q.read(), k.read(), v.read(), call.docs.clone(), out.write(), lse.write()];
+    gpu.dispatch(&FORWARD, &call.variant, &call.params, &bindings, call.groups(shape.heads))?;
+    Ok((out, lse))
+}
+
+/// `(d_q, d_k, d_v)` of [`forward`] from the gradient of `out`, and `out` and `lse` themselves.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    out: &Tensor,
+    lse: &Tensor,
+    shape: Shape,
+    docs: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    check(shape, q.dtype(), &[q, d_out, out], &[k, v], docs)?;
+    let pairs = q.rows() * shape.heads;
+    assert_eq!(lse.numel(), pairs, "attention: elements of lse, rows times heads");
+    let call = Call::new(gpu, q, shape, docs);
+    let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs, DType::F32)?;
+    let bindings = [out.read(), d_out.read(), lse.read(), stats.write()];
+    let groups = pairs.div_ceil(call.workgroup) as u32;
+    gpu.dispatch(&STATISTICS, &call.variant, &call.params, &bindings, groups)?;
+    let d_q = Tensor::empty(gpu, "attention d_q", q.shape(), q.dtype())?;
+    let d_k = Tensor::empty(gpu, "attention d_k", k.shape(), q.dtype())?;
+    let d_v = Tensor::empty(gpu, "attention d_v", v.shape(), q.dtype())?;
+    let mut bindings = vec![q.read(), k.read(), v.read(), call.docs.clone(), d_out.read(), stats.read()];
+    bindings.push(d_q.write());
+    gpu.dispatch(&BY_QUERY, &call.variant, &call.params, &bindings, call.groups(shape.heads))?;
+    bindings.pop();
+    bindings.extend([d_k.write(), d_v.write()]);
+    gpu.dispatch(&BY_KEY, &call.variant, &call.params, &bindings, call.groups(shape.kv_heads))?;
+    Ok((d_q, d_k, d_v))
+}
+
+/// What the kernels of one call have in common.
+struct Call {
+    params: Attention,
+    variant: Variant,
+    workgroup: usize,
+    docs: Binding,
+}
+
+impl Call {
+    fn new(gpu: &Gpu, q: &Tensor, shape: Shape, docs: Option<&Tensor>) -> Call {
+        let software = gpu.caps().software;
+        let params = Attention {
+            batch: shape.batch as u32,
+            seq: shape.seq as u32,
+            heads: shape.heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            block: shape.block.unwrap_or(shape.seq).min(shape.seq) as u32,
+            scale: (1.0 / (shape.head_dim as f64).sqrt()) as f32,
+        };
+        Call {
+            params,
+            variant: variant(q.dtype(), shape.head_dim, docs.is_some(), software),
+            workgroup: workgroup(software),
+            docs: docs.map_or_else(|| q.read(), Tensor::read),
+        }
+    }
+
+    /// Workgroups for one thread per position of each of `heads` heads of every sequence.
+    fn groups(&self, heads: usize) -> u32 {
+        self.params.seq.div_ceil(self.workgroup as u32) * self.params.batch * heads as u32
+    }
+}
+
+#[track_caller]
+fn check(
+    shape: Shape,
+    dtype: DType,
+    queries: &[&Tensor],
+    keys: &[&Tensor],
+    docs: Option<&Tensor>,
+) -> Result<()> {
+    let Shape { batch, seq, heads, kv_heads, head_dim, block } = shape;
+    if head_dim == 0 || !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
+        return Err(Error::user(
+            format!("attention heads of {head_dim} elements: not a multiple of 4 up to {MAX_HEAD_DIM}"),
+            "choose model.args.dim and n_heads so that dim / n_heads is one",
+        ));
+    }
+    assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "attention: {kv_heads} key heads share {heads}");
+    assert!(seq > 0 && block != Some(0), "attention: {shape:?} has no positions or empty blocks");
+    for (tensors, heads) in [(queries, heads), (keys, kv_heads)] {
+        for t in tensors {
+            let given = (t.rows(), t.cols(), t.dtype());
+            assert_eq!(given, (batch * seq, heads * head_dim, dtype), "attention: operand {:?}", t.shape());
+        }
+    }
+    if let Some(docs) = docs {
+        assert_eq!((docs.numel(), docs.dtype()), (batch * seq, DType::U32), "attention: document numbers");
+    }
+    Ok(())
+}
+
+/// Threads of a workgroup: the lanes of one core on software adapters.
+fn workgroup(software: bool) -> usize {
+    if software { 8 } else { 64 }
+}
+
+fn variant(dtype: DType, head_dim: usize, docs: bool, software: bool) -> Variant {
+    let quads = head_dim / 4;
+    let step = (1..=MAX_STEP.min(quads)).rev().find(|s| quads.is_multiple_of(*s)).unwrap_or(1);
+    Variant::new()
+        .constant("WG", workgroup(software) as u32)
+        .constant("HD", quads as u32)
+        .constant("STEP", step as u32)
+        .constant("DOCS", u32::from(docs))
+        .quad("X", dtype)
+}
+
+/// Every kind of variant, for validation without a GPU: the head sizes are the smallest, the debug model's, one whose
+/// loops are not written out whole, and the largest.
+pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
+    let mut all = Vec::new();
+    for kernel in [FORWARD, STATISTICS, BY_QUERY, BY_KEY] {
+        for dtype in [DType::F32, DType::BF16] {
+            for head_dim in [4, 16, 44, 128] {
+                for flags in 0..4u8 {
+                    all.push((kernel, variant(dtype, head_dim, flags & 1 != 0, flags & 2 != 0)));
+                }
+            }
+        }
+    }
+    all
+}

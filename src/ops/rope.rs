@@ -1,0 +1,103 @@
+//! Rotary position embedding on adjacent pairs: elements `2i` and `2i + 1` of each head, seen as a complex number, are
+//! turned by the angle `t * theta^(-2i / head_dim)`, `t` the position in the sequence.
+//!
+//! Definition: Su et al., "RoFormer" (2021); pairing and precision as torchtitan's Llama4 (July 2025): the frequency and
+//! the angle are f32 numbers (at `t = 8191` that rounding moves the angle by up to 2^-12, so it is part of the
+//! definition), cosine and sine of that angle are exact up to f32, the product is computed in f32 and rounded once.
+//! Tolerance against the reference: 2^-22 of the pair's length (three f32 roundings), and one rounding to the dtype.
+
+use crate::gpu::{Gpu, Kernel, Variant};
+use crate::num::DType;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+crate::params! {
+    struct Rope { quads: u32, row_quads: u32, head_quads: u32, seq: u32 }
+}
+
+const ROTATE: Kernel =
+    Kernel { name: "rope.rotate", text: include_str!("../../shaders/rope.wgsl"), entry: "rotate" };
+
+/// Threads of a workgroup, each one quad.
+const WORKGROUP: usize = 64;
+
+/// Cosines and sines of positions `0..seq`: (seq, head_dim) f32, `cos, sin` of pair `i` at columns `2i, 2i + 1`.
+///
+/// # Errors
+/// `head_dim` is not a multiple of 4; the table is over the adapter's limits.
+pub fn table(gpu: &Gpu, seq: usize, head_dim: usize, theta: f32) -> Result<Tensor> {
+    if head_dim == 0 || !head_dim.is_multiple_of(4) {
+        return Err(Error::user(
+            format!("rotary embedding of heads of {head_dim} elements, which is not a multiple of 4"),
+            "choose model.args.dim and n_heads so that dim / n_heads is a multiple of 4",
+        ));
+    }
+    let mut values = Vec::with_capacity(seq * head_dim);
+    for t in 0..seq {
+        for pair in 0..head_dim / 2 {
+            let (sin, cos) = f64::from(angle(t, pair, head_dim, theta)).sin_cos();
+            values.extend([cos as f32, sin as f32]);
+        }
+    }
+    Tensor::from_f32(gpu, "rope table", &[seq, head_dim], DType::F32, &values)
+}
+
+/// The angle of `pair` at position `t`, rounded to f32 where upstream's f32 tensors round it.
+fn angle(t: usize, pair: usize, head_dim: usize, theta: f32) -> f32 {
+    let exponent = (2 * pair) as f32 / head_dim as f32;
+    let power = f64::from(theta).powf(f64::from(exponent)) as f32;
+    t as f32 * (1.0 / power)
+}
+
+/// `x` (T, H * head_dim), f32 or bf16, with every pair turned by its position, row `t % seq`.
+///
+/// # Errors
+/// The result is over the adapter's limits, or what the device reported.
+#[track_caller]
+pub fn forward(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize) -> Result<Tensor> {
+    rotate(gpu, x, table, seq, head_dim, false)
+}
+
+/// The gradient of [`forward`]'s `x` from the gradient of its result: the same turn the other way.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward(gpu: &Gpu, d_y: &Tensor, table: &Tensor, seq: usize, head_dim: usize) -> Result<Tensor> {
+    rotate(gpu, d_y, table, seq, head_dim, true)
+}
+
+#[track_caller]
+fn rotate(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize, back: bool) -> Result<Tensor> {
+    assert!(
+        table.rows() >= seq && table.cols() == head_dim && head_dim.is_multiple_of(4),
+        "rope: table {:?} for positions below {seq} of heads of {head_dim}",
+        table.shape()
+    );
+    assert!(
+        x.cols().is_multiple_of(head_dim) && x.rows().is_multiple_of(seq),
+        "rope: x {:?} is sequences of {seq} with heads of {head_dim}",
+        x.shape()
+    );
+    let y = Tensor::empty(gpu, "rope y", x.shape(), x.dtype())?;
+    let quads = x.rows() * x.quads();
+    let params = Rope {
+        quads: quads as u32,
+        row_quads: x.quads() as u32,
+        head_quads: (head_dim / 4) as u32,
+        seq: seq as u32,
+    };
+    let bindings = [x.read(), table.read(), y.write()];
+    gpu.dispatch(&ROTATE, &variant(x.dtype(), back), &params, &bindings, quads.div_ceil(WORKGROUP) as u32)?;
+    Ok(y)
+}
+
+fn variant(dtype: DType, back: bool) -> Variant {
+    Variant::new().constant("WG", WORKGROUP as u32).constant("SIGN", u32::from(back)).quad("X", dtype)
+}
+
+/// Every variant, for validation without a GPU.
+pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
+    let dtypes = [DType::F32, DType::BF16];
+    dtypes.into_iter().flat_map(|d| [false, true].map(|back| (ROTATE, variant(d, back)))).collect()
+}

@@ -1,0 +1,61 @@
+//! AdamW over the segments of a rank's shards.
+
+use crate::Result;
+use crate::gpu::Gpu;
+use crate::ops::adamw;
+use crate::params::{Layout, Store};
+use crate::tensor::Tensor;
+
+/// The numbers that do not change from step to step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hyper {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay, on all parameters (torchtitan, July 2025).
+    pub weight_decay: f32,
+}
+
+/// Both moments in f32, sharded like the parameters.
+pub struct AdamW {
+    hyper: Hyper,
+    m: Store,
+    v: Store,
+    steps: u32,
+}
+
+impl AdamW {
+    /// Zero moments.
+    ///
+    /// # Errors
+    /// Out of device memory.
+    pub fn new(gpu: &Gpu, layout: &Layout, hyper: Hyper) -> Result<AdamW> {
+        let m = Store::zeros(gpu, layout, "first moment")?;
+        Ok(AdamW { hyper, m, v: Store::zeros(gpu, layout, "second moment")?, steps: 0 })
+    }
+
+    /// One update of `params` from `grads` times `coefficient` (flat f32 (1): the clipping factor).
+    ///
+    /// # Errors
+    /// What the device reported.
+    pub fn step(
+        &mut self,
+        gpu: &Gpu,
+        params: &Store,
+        grads: &Store,
+        coefficient: &Tensor,
+        lr: f32,
+    ) -> Result<()> {
+        self.steps += 1;
+        let Hyper { beta1, beta2, eps, weight_decay } = self.hyper;
+        let step = adamw::Step { lr, beta1, beta2, eps, weight_decay, step: self.steps };
+        let moments = self.m.segments().into_iter().zip(self.v.segments());
+        for ((param, grad), (m, v)) in params.segments().iter().zip(grads.segments()).zip(moments) {
+            adamw::step(gpu, param, &grad, &m, &v, coefficient, &step)?;
+        }
+        Ok(())
+    }
+}

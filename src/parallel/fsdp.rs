@@ -1,0 +1,481 @@
+//! Fully sharded data parallel: f32 shards of parameters, gradients and optimizer state on each rank.
+//!
+//! Definition: PyTorch FSDP2 (`fully_shard` with `MixedPrecisionPolicy`), 2.8: gather a block's parameters in
+//! `param_dtype` when it is first needed, free them after (reshard), gather again for backward; convert its gradients
+//! to `reduce_dtype`, reduce-scatter their mean, add to the f32 shard. One rank is not a special case: its all-gather
+//! returns its input.
+
+use super::hooks::{self, Unsharded};
+use crate::Result;
+use crate::comm::Communicator;
+use crate::comm::reduce::{self, Op};
+use crate::gpu::{Buffer, Gpu};
+use crate::num::DType;
+use crate::ops::elementwise;
+use crate::params::{Layout, ParamId, Store, Table, Weights};
+use crate::tensor::{Tensor, quad_bytes};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+/// torch's `MixedPrecisionPolicy`, and when gathered weights go.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Compute and all-gather dtype: f32 or bf16.
+    pub param_dtype: DType,
+    /// Dtype of gradients on the wire.
+    pub reduce_dtype: DType,
+    /// Free gathered weights between forward and backward, but for the last block's.
+    pub reshard: bool,
+    /// Whether a parameter is wrapped: its grouped GEMM runs in fp8.
+    pub wrapped: Vec<bool>,
+}
+
+/// Bytes that this rank put on the wire so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WireBytes {
+    /// Payload of all-gathers.
+    pub gathered: u64,
+    /// Payload of reduce-scatters.
+    pub reduced: u64,
+}
+
+/// An FSDP group: what is gathered, freed and reduced together.
+struct Block {
+    members: Vec<ParamId>,
+    /// The memory of the whole parameters; freed on reshard, kept otherwise.
+    home: Option<Home>,
+    /// Whether `home` holds the current values.
+    live: bool,
+    /// The parameters as the last gather left them; their memory goes with `home`.
+    params: Vec<Tensor>,
+    /// Whether each member was wrapped at step 0.
+    kinds: Option<Vec<bool>>,
+    /// Gradients that wait for the rest of the block.
+    gradients: Vec<(ParamId, Tensor)>,
+}
+
+/// Whole parameters side by side in one buffer.
+#[derive(Clone)]
+struct Home {
+    buffer: Arc<Buffer>,
+    offsets: Vec<u64>,
+    total: u64,
+}
+
+/// The sharded parameters of one rank and what is gathered of them.
+pub struct Fsdp {
+    gpu: Gpu,
+    comm: Arc<dyn Communicator>,
+    table: Table,
+    layout: Layout,
+    policy: Policy,
+    /// f32 master shards.
+    pub master: Store,
+    /// f32 gradient shards of the step.
+    pub grads: Store,
+    blocks: RefCell<Vec<Block>>,
+    wire: Cell<WireBytes>,
+    backward: Cell<bool>,
+    accumulate: Cell<bool>,
+}
+
+impl Fsdp {
+    /// Zeros for every parameter of `table`; [`Fsdp::set`] gives them values.
+    ///
+    /// # Errors
+    /// A shard over the adapter's limits, or out of memory.
+    pub fn new(gpu: &Gpu, comm: Arc<dyn Communicator>, table: Table, policy: Policy) -> Result<Fsdp> {
+        let layout = Layout::new(&table, comm.size(), gpu)?;
+        let blocks = (0..table.blocks())
+            .map(|b| Block {
+                members: table.block(b),
+                home: None,
+                live: false,
+                params: Vec::new(),
+                kinds: None,
+                gradients: Vec::new(),
+            })
+            .collect();
+        Ok(Fsdp {
+            master: Store::zeros(gpu, &layout, "master weights")?,
+            grads: Store::zeros(gpu, &layout, "gradients")?,
+            gpu: gpu.clone(),
+            comm,
+            table,
+            layout,
+            policy,
+            blocks: RefCell::new(blocks),
+            wire: Cell::default(),
+            backward: Cell::new(false),
+            accumulate: Cell::new(false),
+        })
+    }
+
+    /// The parameter table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Where the shards lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Bytes on the wire so far.
+    pub fn wire(&self) -> WireBytes {
+        self.wire.get()
+    }
+
+    /// Sets this rank's shard of a parameter; `value(i)` gives element i of the whole, row-major.
+    ///
+    /// # Errors
+    /// What the device reported.
+    pub fn set(&self, id: ParamId, value: &mut dyn FnMut(usize) -> f32) -> Result<()> {
+        let (spec, place) = (self.table.spec(id), self.layout.place(id));
+        let cols = spec.shape.last().copied().unwrap_or(1);
+        let width = cols.div_ceil(4) * 4;
+        let (from, to) = place.range(self.comm.rank());
+        let mut shard = vec![0f32; place.quads() * 4];
+        for (i, slot) in shard.iter_mut().enumerate().take((to - from) * place.unit * 4) {
+            let at = from * place.unit * 4 + i;
+            let (row, col) = (at / width, at % width);
+            if col < cols {
+                *slot = value(row * cols + col);
+            }
+        }
+        let target = self.master.shard(place);
+        let (buffer, offset) = target.memory();
+        self.gpu.upload(buffer, offset, bytemuck::cast_slice(&shard))
+    }
+
+    /// Row-major values of a whole parameter of `store` (weights, gradients or moments), on every rank.
+    ///
+    /// # Errors
+    /// Other ranks, or what the device reported.
+    pub fn fetch(&self, store: &Store, id: ParamId) -> Result<Vec<f32>> {
+        let (spec, place) = (self.table.spec(id), self.layout.place(id));
+        let mine = store.shard(place).to_f32(&self.gpu)?;
+        let mut all = vec![0f32; mine.len() * self.comm.size()];
+        self.comm.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut all))?;
+        let cols = spec.shape.last().copied().unwrap_or(1);
+        let rows = spec.numel() / cols.max(1);
+        let width = cols.div_ceil(4) * 4;
+        Ok(all.chunks(width).take(rows).flat_map(|r| r[..cols].iter().copied()).collect())
+    }
+
+    /// Whether gathered weights are needed for backward now: the last block then stays gathered.
+    pub fn start(&self, accumulate: bool) {
+        self.accumulate.set(accumulate);
+        self.backward.set(false);
+    }
+
+    /// Says that backward begins.
+    pub fn start_backward(&self) {
+        self.backward.set(true);
+    }
+
+    /// Forgets all gathered weights: the optimizer has changed the shards.
+    pub fn invalidate(&self) {
+        for block in self.blocks.borrow_mut().iter_mut() {
+            block.live = false;
+        }
+    }
+
+    /// The sum over ranks of a flat f32 (1).
+    ///
+    /// # Errors
+    /// Other ranks, or what the device reported.
+    pub fn sum_scalar(&self, local: Tensor) -> Result<Tensor> {
+        if self.comm.size() == 1 {
+            return Ok(local);
+        }
+        let (buffer, at) = local.memory();
+        let mut sum: Vec<f32> =
+            bytemuck::pod_collect_to_vec(&self.gpu.download(buffer, at, local.bytes())?);
+        reduce::all_reduce_f32(&*self.comm, &mut sum, Op::Sum)?;
+        self.gpu.upload(buffer, at, bytemuck::cast_slice(&sum))?;
+        Ok(local)
+    }
+
+    /// The sums over ranks of flat u32 tensors, in one exchange.
+    ///
+    /// # Errors
+    /// As [`Fsdp::sum_scalar`].
+    pub fn sum_counts(&self, counts: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        if self.comm.size() == 1 || counts.is_empty() {
+            return Ok(counts);
+        }
+        let total: u64 = counts.iter().map(Tensor::bytes).sum();
+        let all = self.gpu.alloc("tokens per expert", total)?;
+        let mut at = 0;
+        for part in &counts {
+            let (from, offset) = part.memory();
+            self.gpu.copy((from, offset), (&all, at), part.bytes());
+            at += part.bytes();
+        }
+        let mut sums: Vec<u32> = bytemuck::pod_collect_to_vec(&self.gpu.download(&all, 0, total)?);
+        reduce::all_reduce_u32(&*self.comm, &mut sums, Op::Sum)?;
+        let mut from = 0;
+        for part in &counts {
+            let (buffer, offset) = part.memory();
+            self.gpu.upload(buffer, offset, bytemuck::cast_slice(&sums[from..from + part.numel()]))?;
+            from += part.numel();
+        }
+        Ok(counts)
+    }
+
+    /// Gathers a block: cast, all-gather straight into its home, and the hook that makes parameters of it.
+    fn unshard(&self, block: &mut Block) -> Result<()> {
+        let dtype = self.policy.param_dtype;
+        let alone = self.comm.size() == 1;
+        let views: Vec<Tensor> = if alone && dtype == DType::F32 {
+            // The all-gather of one rank's f32 shards returns its input.
+            let whole = |id: &ParamId| self.master.whole(self.layout.place(*id), &self.table.spec(*id).shape);
+            block.members.iter().map(whole).collect()
+        } else {
+            let home = match block.home.take() {
+                Some(home) => home,
+                None => self.new_home(&block.members, dtype)?,
+            };
+            if alone {
+                for (id, at) in block.members.iter().zip(&home.offsets) {
+                    let place = self.layout.place(*id);
+                    let target = Tensor::view(&home.buffer, *at, &[place.quads(), 4], dtype);
+                    hooks::pre_all_gather(&self.gpu, &self.master.shard(place), &target)?;
+                }
+            } else {
+                self.gather(&block.members, &home, dtype)?;
+            }
+            let views = block.members.iter().zip(&home.offsets);
+            let views = views
+                .map(|(id, at)| Tensor::view(&home.buffer, *at, &self.table.spec(*id).shape, dtype))
+                .collect();
+            block.home = Some(home);
+            views
+        };
+        let mut kinds = Vec::new();
+        block.params.clear();
+        for (i, (id, view)) in block.members.iter().zip(views).enumerate() {
+            let wrapped = self.policy.wrapped[id.0];
+            let before = block.kinds.as_ref().map(|k| Unsharded { data: view.clone(), wrapped: k[i] });
+            let name = &self.table.spec(*id).name;
+            let param = hooks::post_all_gather(name, view, wrapped, dtype, before.as_ref())?;
+            kinds.push(param.wrapped);
+            block.params.push(param.data);
+        }
+        block.kinds = Some(kinds);
+        block.live = true;
+        Ok(())
+    }
+
+    /// Memory for the whole parameters of a block.
+    fn new_home(&self, members: &[ParamId], dtype: DType) -> Result<Home> {
+        let sizes: Vec<u64> =
+            members.iter().map(|id| quad_bytes(&self.table.spec(*id).shape, dtype)).collect();
+        let (offsets, total) = offsets(&sizes, self.gpu.caps().align);
+        Ok(Home { buffer: self.gpu.alloc_shared("gathered parameters", total)?, offsets, total })
+    }
+
+    /// Memory for the shards of `members` in `dtype`, each piece at a bindable offset.
+    fn payload(&self, members: &[ParamId], dtype: DType) -> Result<Payload> {
+        let sizes: Vec<u64> =
+            members.iter().map(|id| quad_bytes(&[self.layout.place(*id).quads(), 4], dtype)).collect();
+        let (offsets, total) = offsets(&sizes, self.gpu.caps().align);
+        let buffer = self.gpu.alloc_shared("shards to gather", total)?;
+        let pieces = members
+            .iter()
+            .zip(&offsets)
+            .map(|(id, at)| Tensor::view(&buffer, *at, &[self.layout.place(*id).quads(), 4], dtype))
+            .collect();
+        Ok(Payload { buffer, pieces, offsets, sizes, total })
+    }
+
+    /// The exchange between hosts: cast the shards, download them, all-gather their exact bytes, upload whole parameters.
+    fn gather(&self, members: &[ParamId], home: &Home, dtype: DType) -> Result<()> {
+        let payload = self.payload(members, dtype)?;
+        for (id, piece) in members.iter().zip(&payload.pieces) {
+            hooks::pre_all_gather(&self.gpu, &self.master.shard(self.layout.place(*id)), piece)?;
+        }
+        let local = self.gpu.download(&payload.buffer, 0, payload.total)?;
+        let mut send = Vec::new();
+        for (at, size) in payload.offsets.iter().zip(&payload.sizes) {
+            send.extend_from_slice(&local[*at as usize..(*at + *size) as usize]);
+        }
+        let mut recv = vec![0u8; send.len() * self.comm.size()];
+        self.comm.all_gather(&send, &mut recv)?;
+        let mut wire = self.wire.get();
+        wire.gathered += send.len() as u64;
+        self.wire.set(wire);
+        let whole = self.assemble(members, home, &recv, dtype);
+        self.gpu.upload(&home.buffer, 0, &whole)
+    }
+
+    /// Puts what every rank sent (its shards, one after another) together as whole parameters.
+    fn assemble(&self, members: &[ParamId], home: &Home, recv: &[u8], dtype: DType) -> Vec<u8> {
+        let mut whole = vec![0u8; home.total as usize];
+        let share = recv.len() / self.comm.size();
+        let mut from = 0;
+        for (id, at) in members.iter().zip(&home.offsets) {
+            let place = self.layout.place(*id);
+            let unit = place.unit * dtype.quad_bytes();
+            for rank in 0..self.comm.size() {
+                let (lo, hi) = place.range(rank);
+                let source = rank * share + from;
+                let target = *at as usize + lo * unit;
+                let bytes = (hi - lo) * unit;
+                whole[target..target + bytes].copy_from_slice(&recv[source..source + bytes]);
+            }
+            from += place.chunk * unit;
+        }
+        whole
+    }
+
+    /// Reduces a block whose gradients are all there, and adds the mean to the f32 shards.
+    fn reduce(&self, gradients: Vec<(ParamId, Tensor)>) -> Result<()> {
+        if self.comm.size() == 1 {
+            for (id, gradient) in gradients {
+                let target = self.grads.whole(self.layout.place(id), &self.table.spec(id).shape);
+                self.land(&gradient, &target)?;
+            }
+            return Ok(());
+        }
+        self.reduce_scatter(&gradients)
+    }
+
+    /// Adds to, or on the first pass of a step replaces, a gradient shard.
+    fn land(&self, gradient: &Tensor, target: &Tensor) -> Result<()> {
+        if self.accumulate.get() {
+            elementwise::add_into(&self.gpu, target, gradient)
+        } else {
+            elementwise::cast_into(&self.gpu, gradient, target)
+        }
+    }
+
+    fn reduce_scatter(&self, gradients: &[(ParamId, Tensor)]) -> Result<()> {
+        let (world, dtype) = (self.comm.size(), self.policy.reduce_dtype);
+        let sizes: Vec<u64> =
+            gradients.iter().map(|(id, _)| quad_bytes(&self.table.spec(*id).shape, dtype)).collect();
+        let (at, total) = offsets(&sizes, self.gpu.caps().align);
+        let staging = self.gpu.alloc_shared("gradients to reduce", total)?;
+        for ((id, gradient), at) in gradients.iter().zip(&at) {
+            let target = Tensor::view(&staging, *at, &self.table.spec(*id).shape, dtype);
+            elementwise::cast_into(&self.gpu, gradient, &target)?;
+        }
+        let bytes = self.gpu.download(&staging, 0, total)?;
+        let mut send = Vec::new();
+        for rank in 0..world {
+            for ((id, _), at) in gradients.iter().zip(&at) {
+                let place = self.layout.place(*id);
+                let unit = place.unit * dtype.quad_bytes();
+                let (lo, hi) = place.range(rank);
+                let start = *at as usize;
+                send.extend_from_slice(&bytes[start + lo * unit..start + hi * unit]);
+                send.resize(send.len() + (place.chunk - (hi - lo)) * unit, 0);
+            }
+        }
+        let mean = self.exchange(&send, dtype)?;
+        self.land_shards(gradients, &mean)
+    }
+
+    /// Reduce-scatter (mean) of the ranks' blocks in `send`.
+    fn exchange(&self, send: &[u8], dtype: DType) -> Result<Vec<f32>> {
+        let mut mean = vec![0f32; send.len() / dtype.size() / self.comm.size()];
+        if dtype == DType::F32 {
+            let send: Vec<f32> = bytemuck::pod_collect_to_vec(send);
+            reduce::reduce_scatter_f32(&*self.comm, &send, &mut mean, Op::Mean)?;
+        } else {
+            let send: Vec<half::bf16> = bytemuck::pod_collect_to_vec(send);
+            reduce::reduce_scatter_bf16(&*self.comm, &send, &mut mean, Op::Mean)?;
+        }
+        let mut wire = self.wire.get();
+        wire.reduced += send.len() as u64;
+        self.wire.set(wire);
+        Ok(mean)
+    }
+
+    fn land_shards(&self, gradients: &[(ParamId, Tensor)], mean: &[f32]) -> Result<()> {
+        let ids: Vec<ParamId> = gradients.iter().map(|(id, _)| *id).collect();
+        let payload = self.payload(&ids, DType::F32)?;
+        let mut bytes = vec![0u8; payload.total as usize];
+        let mut from = 0;
+        for (at, size) in payload.offsets.iter().zip(&payload.sizes) {
+            let n = *size as usize / 4;
+            bytes[*at as usize..*at as usize + n * 4]
+                .copy_from_slice(bytemuck::cast_slice(&mean[from..from + n]));
+            from += n;
+        }
+        self.gpu.upload(&payload.buffer, 0, &bytes)?;
+        for (id, piece) in ids.iter().zip(&payload.pieces) {
+            self.land(piece, &self.grads.shard(self.layout.place(*id)))?;
+        }
+        Ok(())
+    }
+}
+
+/// A block's shards in one buffer.
+struct Payload {
+    buffer: Arc<Buffer>,
+    pieces: Vec<Tensor>,
+    offsets: Vec<u64>,
+    sizes: Vec<u64>,
+    total: u64,
+}
+
+/// Offsets of pieces of these sizes, each a multiple of `align`, and the end.
+fn offsets(sizes: &[u64], align: u64) -> (Vec<u64>, u64) {
+    let mut end = 0u64;
+    let at = sizes
+        .iter()
+        .map(|size| {
+            let start = end.next_multiple_of(align.max(256));
+            end = start + size;
+            start
+        })
+        .collect();
+    (at, end)
+}
+
+impl Weights for Fsdp {
+    fn weight(&self, id: ParamId) -> Result<Tensor> {
+        let block = self.table.spec(id).block;
+        let mut blocks = self.blocks.borrow_mut();
+        let block = &mut blocks[block];
+        if !block.live {
+            self.unshard(block)?;
+        }
+        let at = block.members.iter().position(|m| *m == id).expect("a parameter is in its block");
+        Ok(block.params[at].clone())
+    }
+
+    fn gradient(&self, id: ParamId, gradient: Tensor) -> Result<()> {
+        let spec = self.table.spec(id);
+        assert_eq!(gradient.numel(), spec.numel(), "gradient {:?} of {}", gradient.shape(), spec.name);
+        let mut blocks = self.blocks.borrow_mut();
+        let block = &mut blocks[spec.block];
+        block.gradients.push((id, gradient));
+        if block.gradients.len() < block.members.len() {
+            return Ok(());
+        }
+        let mut gradients = std::mem::take(&mut block.gradients);
+        gradients.sort_by_key(|(id, _)| *id);
+        drop(blocks);
+        self.reduce(gradients)
+    }
+
+    fn leave(&self, block: usize) -> Result<()> {
+        let last = self.table.blocks() - 1;
+        let keep = !self.policy.reshard || (!self.backward.get() && block + 1 >= last);
+        if !keep {
+            let block = &mut self.blocks.borrow_mut()[block];
+            block.live = false;
+            block.home = None;
+            block.params.clear();
+        }
+        Ok(())
+    }
+}

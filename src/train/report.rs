@@ -1,0 +1,117 @@
+//! What a run says at its start.
+
+use crate::comm::Communicator;
+use crate::config::{Config, ModelArgs};
+use crate::gpu::Gpu;
+use crate::nn::Conversion;
+use crate::num::DType;
+use crate::ops::fp8_linear::Recipe;
+
+/// `1234567` as `1,234,567`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Bytes in GiB or MiB.
+pub fn size(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
+}
+
+/// The adapter, and what limits a tensor on it.
+pub fn adapter(gpu: &Gpu) -> String {
+    let caps = gpu.caps();
+    let kind = if caps.software { ", software" } else { "" };
+    format!(
+        "adapter: {} ({}{kind}); largest binding {}, largest buffer {}",
+        gpu.name(),
+        gpu.driver(),
+        size(caps.max_binding),
+        size(caps.max_buffer)
+    )
+}
+
+/// Which dtype is used where.
+pub fn dtypes(param: DType, reduce: DType) -> String {
+    format!(
+        "dtypes: master {}, compute {param}, all-gather {param}, reduce {reduce}, optimizer {}",
+        DType::F32,
+        DType::F32
+    )
+}
+
+/// What the float8 converter changed, by recipe and name.
+pub fn conversions(all: &[Conversion]) -> Vec<String> {
+    if all.is_empty() {
+        return vec![
+            "float8: nothing converted (model.converters does not name it, or no module matches)".into(),
+        ];
+    }
+    let mut lines = Vec::new();
+    for (recipe, name) in [
+        (Recipe::Rowwise, "rowwise"),
+        (Recipe::Tensorwise, "tensorwise"),
+        (Recipe::RowwiseGwHp, "rowwise_with_gw_hp"),
+    ] {
+        let modules: Vec<&str> =
+            all.iter().filter(|c| c.recipe == recipe).map(|c| c.module.as_str()).collect();
+        if !modules.is_empty() {
+            lines.push(format!("float8 {name}: {} modules: {}", modules.len(), modules.join(", ")));
+        }
+    }
+    lines
+}
+
+/// Parameter counts and FLOPs per token.
+pub fn model(config: &Config, args: &ModelArgs) -> Vec<String> {
+    let counts = args.counts();
+    let seq = config.training.seq_len;
+    vec![
+        format!(
+            "Total parameter count: dense {}, sparse {}, active {}",
+            thousands(counts.dense),
+            thousands(counts.sparse),
+            thousands(counts.active())
+        ),
+        format!("Model {} size: {} total parameters", config.model.name.word(), thousands(counts.total())),
+        format!("FLOPs per token: {} at sequence length {seq}", thousands(args.flops_per_token(seq))),
+    ]
+}
+
+/// Ranks, batches and steps, in torchtitan's words.
+pub fn plan(config: &Config, comm: &dyn Communicator, accumulation: usize) -> String {
+    let t = &config.training;
+    format!(
+        "Trainer is initialized with local batch size {}, global batch size {}, gradient accumulation steps \
+         {accumulation}, sequence length {}, total steps {} (warmup {}); {} rank(s), {}",
+        t.local_batch_size,
+        t.local_batch_size * comm.size() * accumulation,
+        t.seq_len,
+        t.steps,
+        config.lr_scheduler.warmup_steps,
+        comm.size(),
+        comm.name()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{size, thousands};
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(thousands(15_123_712), "15,123,712");
+        assert_eq!(thousands(0), "0");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(size(3 << 29), "1.50 GiB");
+        assert_eq!(size(128 << 20), "128.0 MiB");
+    }
+}

@@ -1,0 +1,384 @@
+//! A training run: ranks, start-up, the loop.
+
+use super::data::{self, DataSpec, DatasetKind, Loader};
+use super::metrics::{MetricsFile, Rates, StepRecord, log_line};
+use super::tokenizer::Tokenizer;
+use super::trainer::{Pending, Recipe, StepStats, Trainer};
+use super::weights::{self, ParamSpec};
+use super::{logger, report};
+use crate::Result;
+use crate::comm::{self, Communicator};
+use crate::config::{Config, Dataset, DecayType, ModelArgs, Precision, Reshard, Vocabulary};
+use crate::gpu::{Counters, DeviceChoice, Gpu};
+use crate::nn::{Converters, Seed};
+use crate::num::DType;
+use crate::optim::{Decay, Hyper, Schedule};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How to run, as opposed to what to compute.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Adapter.
+    pub device: DeviceChoice,
+    /// How the adapter is opened.
+    pub gpu: crate::gpu::Options,
+    /// Ranks; none: as many as the launcher started, else 1.
+    pub ranks: Option<usize>,
+    /// Say which kernels were used.
+    pub explain: bool,
+}
+
+/// Seed of a run that names none: runs are repeatable unless asked otherwise.
+const DEFAULT_SEED: u64 = 42;
+
+/// Trains as `config` says, on all ranks of this process.
+///
+/// # Errors
+/// Everything a user can cause: configuration, files, adapter limits, other ranks.
+pub fn run(config: &Config, options: &RunOptions) -> Result<()> {
+    comm::run(options.ranks, |comm| {
+        let comm: Arc<dyn Communicator> = Arc::from(comm);
+        Rank::start(config, options, comm)?.train()
+    })?;
+    Ok(())
+}
+
+/// One rank of a run.
+struct Rank<'a> {
+    config: &'a Config,
+    options: &'a RunOptions,
+    comm: Arc<dyn Communicator>,
+    show: bool,
+    gpu: Gpu,
+    loader: Loader,
+    trainer: Trainer,
+    rates: Rates,
+    metrics: Option<MetricsFile>,
+    bar: Option<ProgressBar>,
+}
+
+/// What the log line needs to know of the time since the last one.
+struct Window {
+    since: Instant,
+    steps: usize,
+    memory: u64,
+    counters: Counters,
+}
+
+/// The data set, its tokenizer's vocabulary and the model's arguments.
+///
+/// # Errors
+/// Files and sizes that do not fit.
+pub fn open_data(config: &Config) -> Result<(Loader, ModelArgs)> {
+    let path = config.model.tokenizer_path.as_ref().map(Path::new);
+    let tokenizer = Tokenizer::load_or_bytes(path)?;
+    let vocabulary = match (path, tokenizer.eos_id()) {
+        (Some(_), eos) => {
+            Some(Vocabulary { words: tokenizer.vocab_size() as usize, eos: eos.unwrap_or(0) as usize })
+        }
+        (None, _) => None,
+    };
+    let mut args = config.model_args(vocabulary)?;
+    let kind = match config.training.dataset {
+        Dataset::Synthetic => DatasetKind::Synthetic,
+        Dataset::Text => DatasetKind::Text,
+        Dataset::Jsonl => DatasetKind::Jsonl,
+        Dataset::Tokens => DatasetKind::Tokens,
+    };
+    let spec = DataSpec {
+        kind,
+        path: config.training.dataset_path.as_ref().map(Into::into),
+        vocab_size: u32::try_from(args.vocab_size).unwrap_or(u32::MAX),
+        token_width: None,
+        seed: config.training.seed.unwrap_or(DEFAULT_SEED),
+    };
+    let loader = Loader::new(&spec, &tokenizer, config.training.seq_len)?;
+    if let Some(eos) = loader.eos_id() {
+        args.eos_id = eos as usize;
+    }
+    Ok((loader, args))
+}
+
+/// What the trainer needs of the configuration.
+///
+/// # Errors
+/// A batch that the ranks do not divide.
+pub fn recipe(config: &Config, world: usize) -> Result<Recipe> {
+    let t = &config.training;
+    let o = &config.optimizer;
+    let s = &config.lr_scheduler;
+    let dtype = |p| match p {
+        Precision::Bfloat16 => DType::BF16,
+        Precision::Float32 => DType::F32,
+    };
+    let curve = match s.decay_type {
+        DecayType::Linear => Decay::Linear,
+        DecayType::Sqrt => Decay::Sqrt,
+        DecayType::Cosine => Decay::Cosine,
+    };
+    Ok(Recipe {
+        param_dtype: dtype(t.mixed_precision_param),
+        reduce_dtype: dtype(t.mixed_precision_reduce),
+        reshard: match config.parallelism.fsdp_reshard_after_forward {
+            Reshard::Default => world > 1,
+            Reshard::Always => true,
+            Reshard::Never => false,
+        },
+        lr: o.lr,
+        hyper: Hyper {
+            beta1: o.beta1 as f32,
+            beta2: o.beta2 as f32,
+            eps: o.eps as f32,
+            weight_decay: o.weight_decay as f32,
+        },
+        schedule: Schedule::new(t.steps, s.warmup_steps, s.decay_ratio, curve, s.lr_min),
+        max_norm: t.max_norm as f32,
+        load_balance: config.args.load_balance_coeff.map(|c| c as f32),
+        accumulation: config.accumulation_steps(world)?,
+    })
+}
+
+/// Ranks whose lines are shown: `LOG_RANK`, a comma list, else rank 0.
+fn shows(rank: usize) -> bool {
+    let list = std::env::var("LOG_RANK").unwrap_or_else(|_| "0".into());
+    list.split(',').any(|r| r.trim().parse() == Ok(rank))
+}
+
+/// Sets every parameter from a safetensors file.
+///
+/// # Errors
+/// As [`weights::load`].
+pub fn load_weights(trainer: &Trainer, path: &Path) -> Result<()> {
+    let table = trainer.fsdp.table();
+    let specs: Vec<ParamSpec> =
+        table.iter().map(|(_, s)| ParamSpec::new(&s.name, s.shape.as_slice())).collect();
+    weights::load(path, &specs, &mut |name, values| {
+        let id = table.find(name).expect("the file was checked against the table");
+        trainer.fsdp.set(id, &mut |i| values[i])
+    })
+}
+
+/// Builds a trainer and gives its parameters their first values.
+///
+/// # Errors
+/// Limits of the adapter, or the weights file.
+pub fn build(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &ModelArgs) -> Result<Trainer> {
+    let trainer =
+        Trainer::new(gpu, comm.clone(), args, &Converters::new(config), recipe(config, comm.size())?)?;
+    match &config.checkpoint.initial_load_path {
+        Some(path) => load_weights(&trainer, Path::new(path))?,
+        None => trainer.initialize(Seed(config.training.seed.unwrap_or(DEFAULT_SEED)))?,
+    }
+    Ok(trainer)
+}
+
+/// Device memory that a run will hold: its own code, run once on a device that only counts.
+///
+/// # Errors
+/// A tensor over the adapter's limits, named before anything is allocated.
+pub fn plan_memory(
+    config: &Config,
+    gpu: &Gpu,
+    comm: &Arc<dyn Communicator>,
+    args: &ModelArgs,
+) -> Result<u64> {
+    let planner = gpu.planner();
+    let alone: Arc<dyn Communicator> = Arc::new(comm::Planned::new(comm.size()));
+    let recipe = recipe(config, comm.size())?;
+    let mut trainer = Trainer::new(&planner, alone, args, &Converters::new(config), recipe)?;
+    let t = &config.training;
+    let tokens = t.local_batch_size * t.seq_len;
+    let zeros = data::Batch {
+        inputs: vec![0; tokens],
+        labels: vec![0; tokens],
+        batch: t.local_batch_size,
+        seq: t.seq_len,
+    };
+    for _ in 0..2 {
+        let batches = vec![zeros.clone(); trainer.accumulation()];
+        drop(trainer.step(&batches)?);
+    }
+    Ok(planner.memory())
+}
+
+impl<'a> Rank<'a> {
+    fn start(config: &'a Config, options: &'a RunOptions, comm: Arc<dyn Communicator>) -> Result<Rank<'a>> {
+        let (rank, world) = (comm.rank(), comm.size());
+        config.validate(world)?;
+        let show = shows(rank);
+        let gpu = Gpu::open_with(&options.device, options.gpu)?;
+        let (loader, args) = open_data(config)?;
+        args.validate()?;
+        let lines = Lines { show, rank, world };
+        lines.say(&format!("Starting job: {}", config.job.description));
+        lines.say(&report::adapter(&gpu));
+        let recipe = recipe(config, world)?;
+        lines.say(&report::dtypes(recipe.param_dtype, recipe.reduce_dtype));
+        for line in report::model(config, &args) {
+            lines.say(&line);
+        }
+        let needed = plan_memory(config, &gpu, &comm, &args)?;
+        lines.say(&format!("Device memory needed: {}", report::size(needed)));
+        let trainer = build(config, &gpu, &comm, &args)?;
+        for line in report::conversions(trainer.model().conversions()) {
+            lines.say(&line);
+        }
+        lines.say(&format!("data: {}", loader.summary()));
+        lines.say(&report::plan(config, &*comm, trainer.accumulation()));
+        let folder = Path::new(&config.job.dump_folder);
+        let metrics = if rank == 0 { Some(MetricsFile::open(folder)?) } else { None };
+        let flops_per_token = args.flops_per_token(config.training.seq_len) as f64;
+        let rates = Rates { memory_capacity: None, flops_per_token, peak_flops: None };
+        let bar = if show && rank == 0 { progress(config.training.steps as u64) } else { None };
+        logger::set_progress_bar(bar.clone());
+        Ok(Rank { config, options, comm, show, gpu, loader, trainer, rates, metrics, bar })
+    }
+
+    fn lines(&self) -> Lines {
+        Lines { show: self.show, rank: self.comm.rank(), world: self.comm.size() }
+    }
+
+    /// The rows of each forward pass of step `step` (from 0).
+    fn batches(&self, step: usize) -> Result<Vec<data::Batch>> {
+        let local = self.config.training.local_batch_size as u64;
+        let (rank, ranks) = (self.comm.rank() as u64, self.comm.size() as u64);
+        let passes = self.trainer.accumulation() as u64;
+        (0..passes)
+            .map(|pass| {
+                let first = data::row_of(step as u64 * passes + pass, rank, ranks, local);
+                self.loader.batch(first, local as usize)
+            })
+            .collect()
+    }
+
+    fn train(mut self) -> Result<()> {
+        let steps = self.config.training.steps;
+        self.lines().say("Training starts at step 1.");
+        let mut window = Window { since: Instant::now(), steps: 0, memory: 0, counters: self.gpu.counters() };
+        let mut waiting: Option<(usize, Pending)> = None;
+        for step in 0..steps {
+            let batches = self.batches(step)?;
+            let before = self.gpu.counters();
+            let pending = self.trainer.step(&batches)?;
+            window.memory = window.memory.max(self.gpu.memory());
+            window.counters = difference(self.gpu.counters(), before);
+            window.steps += 1;
+            // The numbers of the step before are read while this one runs.
+            if let Some((done, numbers)) = waiting.take() {
+                self.log(done, numbers, &mut window, 1)?;
+            }
+            if self.is_logged(step) {
+                waiting = Some((step, pending));
+            }
+            if let Some(bar) = &self.bar {
+                bar.set_position(step as u64 + 1);
+            }
+        }
+        if let Some((done, numbers)) = waiting.take() {
+            self.log(done, numbers, &mut window, 0)?;
+        }
+        self.gpu.finish()?;
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+            logger::set_progress_bar(None);
+        }
+        if self.options.explain {
+            for kernel in self.gpu.kernels() {
+                self.lines().say(&format!("kernel: {kernel}"));
+            }
+        }
+        self.lines().say("Training completed");
+        Ok(())
+    }
+
+    /// Step 1 and every multiple of `log_freq` (torchtitan); the last one too.
+    fn is_logged(&self, step: usize) -> bool {
+        step == 0
+            || (step + 1).is_multiple_of(self.config.metrics.log_freq)
+            || step + 1 == self.config.training.steps
+    }
+
+    /// Reads and logs step `step`; `ahead` steps were submitted after it.
+    fn log(&mut self, step: usize, pending: Pending, window: &mut Window, ahead: usize) -> Result<()> {
+        let stats = self.trainer.read(pending)?;
+        let now = Instant::now();
+        let t = &self.config.training;
+        let steps = window.steps.saturating_sub(ahead).max(1);
+        let tokens = steps * t.local_batch_size * t.seq_len * self.trainer.accumulation();
+        let record = record(step, &stats, tokens as f64 / (now - window.since).as_secs_f64(), window);
+        self.lines().say(&log_line(
+            &record,
+            &self.rates,
+            logger::colors() && !self.config.metrics.disable_color_printing,
+        ));
+        if !stats.loss.is_finite() {
+            log::warn!(
+                "the loss of step {} is {}: lower optimizer.lr, or run with --check-nan",
+                step + 1,
+                stats.loss
+            );
+        }
+        if let Some(file) = &mut self.metrics {
+            file.append(&record)?;
+        }
+        *window = Window { since: now, steps: ahead, memory: self.gpu.memory(), counters: window.counters };
+        Ok(())
+    }
+}
+
+fn record(step: usize, stats: &StepStats, tokens_per_second: f64, window: &Window) -> StepRecord {
+    StepRecord {
+        step: step as u64 + 1,
+        loss: stats.loss,
+        grad_norm: stats.grad_norm,
+        lr: stats.lr,
+        tokens_per_second,
+        memory_bytes: window.memory,
+        tokens_per_expert: stats.counts.clone(),
+        dispatches: window.counters.dispatches,
+        submits: window.counters.submits,
+        uploads: window.counters.uploads,
+        downloads: window.counters.downloads,
+    }
+}
+
+fn difference(now: Counters, before: Counters) -> Counters {
+    Counters {
+        dispatches: now.dispatches - before.dispatches,
+        submits: now.submits - before.submits,
+        uploads: now.uploads - before.uploads,
+        downloads: now.downloads - before.downloads,
+        pipelines: now.pipelines - before.pipelines,
+    }
+}
+
+/// Log lines of one rank.
+struct Lines {
+    show: bool,
+    rank: usize,
+    world: usize,
+}
+
+impl Lines {
+    fn say(&self, line: &str) {
+        match (self.show, self.world) {
+            (false, _) => {}
+            (true, 1) => log::info!("{line}"),
+            (true, _) => log::info!("[rank{}] {line}", self.rank),
+        }
+    }
+}
+
+/// A bar with the time to go, on a terminal only.
+fn progress(steps: u64) -> Option<ProgressBar> {
+    if !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let style =
+        ProgressStyle::with_template("{bar:30} step {pos}/{len}, {eta} to go").expect("a fixed template");
+    Some(ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr()).with_style(style))
+}

@@ -1,0 +1,112 @@
+//! The step as a whole: transfers, memory, repeatability, accumulation.
+
+#[path = "common/tiny.rs"]
+mod tiny;
+
+use moe8::comm::{Communicator, Solo};
+use moe8::gpu::{DeviceChoice, Gpu, Options};
+use moe8::nn::Converters;
+use moe8::num::DType;
+use moe8::train::trainer::{StepStats, Trainer};
+use std::sync::Arc;
+
+fn solo() -> Arc<dyn Communicator> {
+    Arc::new(Solo::new())
+}
+
+fn run(trainer: &mut Trainer, steps: usize) -> Vec<StepStats> {
+    (0..steps)
+        .map(|s| {
+            let pending = trainer.step(&[tiny::batch(s, 2, 0, 1)]).expect("a step");
+            trainer.read(pending).expect("numbers")
+        })
+        .collect()
+}
+
+/// Nothing crosses between host and device in a step but the batch on its way in and the numbers on their way out.
+#[test]
+fn a_step_has_one_upload_one_download_one_submit() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    for (converters, dtype) in [(Converters::none(), DType::F32), (tiny::rowwise(), DType::BF16)] {
+        let mut trainer = tiny::trainer(&gpu, solo(), &converters, tiny::recipe(dtype, 4));
+        run(&mut trainer, 2);
+        let before = gpu.counters();
+        let pending = trainer.step(&[tiny::batch(2, 2, 0, 1)]).expect("a step");
+        let after = gpu.counters();
+        assert_eq!(after.uploads - before.uploads, 1, "uploads");
+        assert_eq!(after.downloads - before.downloads, 1, "downloads");
+        assert_eq!(after.submits - before.submits, 1, "submits");
+        assert_eq!(after.pipelines - before.pipelines, 0, "pipelines compiled after the first steps");
+        trainer.read(pending).expect("numbers");
+    }
+}
+
+/// 200 steps: no byte more than after the second, and what the planner said within a tenth.
+#[test]
+fn memory_is_flat_and_as_planned() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let planner = gpu.planner();
+    let mut plan = tiny::trainer(&planner, solo(), &tiny::rowwise(), tiny::recipe(DType::BF16, 200));
+    for _ in 0..2 {
+        drop(plan.step(&[tiny::batch(0, 2, 0, 1)]).expect("a planned step"));
+    }
+    let mut trainer = tiny::trainer(&gpu, solo(), &tiny::rowwise(), tiny::recipe(DType::BF16, 200));
+    run(&mut trainer, 2);
+    let early = gpu.memory();
+    run(&mut trainer, 198);
+    assert_eq!(gpu.memory(), early, "memory after 200 steps, after 2");
+    let planned = planner.memory() as f64;
+    assert!((planned / early as f64 - 1.0).abs() < 0.1, "planned {planned}, held {early}");
+}
+
+fn same_bits(a: &[StepStats], b: &[StepStats]) {
+    for (x, y) in a.iter().zip(b) {
+        assert_eq!(x.loss.to_bits(), y.loss.to_bits(), "{x:?} {y:?}");
+        assert_eq!(x.grad_norm.to_bits(), y.grad_norm.to_bits(), "{x:?} {y:?}");
+        assert_eq!(x.counts, y.counts);
+    }
+}
+
+/// The same run gives the same bits; so do poisoned memory and shaders with all checks on.
+#[test]
+fn runs_repeat_bit_for_bit() {
+    let options = [
+        Options::default(),
+        Options::default(),
+        Options { poison: true, ..Options::default() },
+        Options { safe_shaders: true, ..Options::default() },
+    ];
+    let curves: Vec<Vec<StepStats>> = options
+        .into_iter()
+        .map(|o| {
+            let gpu = Gpu::open_with(&DeviceChoice::from_env(), o).expect("an adapter");
+            run(&mut tiny::trainer(&gpu, solo(), &tiny::rowwise(), tiny::recipe(DType::BF16, 4)), 4)
+        })
+        .collect();
+    assert!(curves[0].last().unwrap().loss < curves[0][0].loss, "the loss falls: {:?}", curves[0]);
+    for other in &curves[1..] {
+        same_bits(&curves[0], other);
+    }
+}
+
+/// Two passes of two sequences are one pass of four, up to the order of sums.
+#[test]
+fn accumulation_equals_one_large_batch() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let mut whole = tiny::trainer(&gpu, solo(), &Converters::none(), tiny::recipe(DType::F32, 3));
+    let recipe = moe8::train::trainer::Recipe { accumulation: 2, ..tiny::recipe(DType::F32, 3) };
+    let mut parts = tiny::trainer(&gpu, solo(), &Converters::none(), recipe);
+    for step in 0..3 {
+        let a = whole.step(&[tiny::batch(step, 4, 0, 1)]).and_then(|p| whole.read(p)).expect("a step");
+        let halves = [tiny::batch(step, 4, 0, 2), tiny::batch(step, 4, 1, 2)];
+        let b = parts.step(&halves).and_then(|p| parts.read(p)).expect("a step");
+        assert!((a.loss / b.loss - 1.0).abs() < 1e-5, "step {step}: {} and {}", a.loss, b.loss);
+        assert!(
+            (a.grad_norm / b.grad_norm - 1.0).abs() < 1e-4,
+            "step {step}: {} and {}",
+            a.grad_norm,
+            b.grad_norm
+        );
+        assert_eq!(a.counts, b.counts, "step {step}");
+    }
+}
