@@ -287,6 +287,30 @@ fn pieces_of_any_size_give_the_same() {
 }
 
 #[test]
+fn payloads_of_several_megabytes_arrive_whole() {
+    let byte = |from: usize, to: usize, i: usize| (i % 251 * (from + 2) + to) as u8;
+    run_threads(3, |comm| {
+        let (n, me, len) = (comm.size(), comm.rank(), (2 << 20) + 17);
+        let send: Vec<u8> = (0..n).flat_map(|to| (0..len).map(move |i| byte(me, to, i))).collect();
+        let mut got = vec![0; n * len];
+        comm.all_to_all(&send, &mut got)?;
+        let whole = |r: usize| got[r * len..][..len].iter().enumerate().all(|(i, b)| *b == byte(r, me, i));
+        assert!((0..n).all(whole), "all_to_all");
+
+        comm.all_gather(&send[..len], &mut got)?;
+        let whole = |r: usize| got[r * len..][..len].iter().enumerate().all(|(i, b)| *b == byte(r, 0, i));
+        assert!((0..n).all(whole), "all_gather");
+
+        let mut buf = send[..len].to_vec();
+        comm.broadcast(1, &mut buf)?;
+        assert!(buf == got[len..2 * len], "broadcast");
+        assert_eq!(comm.stats().total().calls, 3, "pieces are no calls");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn many_rounds_of_uneven_ranks_stay_in_step() {
     run_threads(3, |comm| {
         for round in 0..3000u32 {

@@ -7,15 +7,14 @@
 use crate::Result;
 use std::ops::Range;
 
-/// The bytes of one rank's block that go into each piece, so that a piece of all `ranks` stays
-/// within `limit` bytes (but at least one byte per rank).
-fn pieces(limit: usize, ranks: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let step = (limit / ranks).max(1);
-    (0..len).step_by(step).map(move |start| start..len.min(start.saturating_add(step)))
+/// `0..len` in pieces of `step` (the last may be shorter); one empty piece for `len` = 0.
+pub(super) fn pieces(step: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = step.max(1);
+    (0..len.max(1)).step_by(step).map(move |start| start..len.min(start.saturating_add(step)))
 }
 
 /// An all-gather of `send` into `recv` (`[ranks, send.len()]`) through `piece`, which all-gathers
-/// at most `limit` received bytes. No call for an empty `send`. Errors are `piece`'s.
+/// at most `limit` received bytes (but at least one per rank). Errors are `piece`'s.
 pub fn all_gather(
     limit: usize,
     ranks: usize,
@@ -25,7 +24,7 @@ pub fn all_gather(
 ) -> Result<()> {
     let len = send.len();
     let mut staged = Vec::new();
-    for part in pieces(limit, ranks, len) {
+    for part in pieces(limit / ranks, len) {
         if part.len() == len {
             return piece(send, recv);
         }
@@ -39,7 +38,7 @@ pub fn all_gather(
 }
 
 /// An all-to-all of `send` into `recv` (both `[ranks, block]`) through `piece`, which exchanges at
-/// most `limit` bytes. No call for empty blocks. Errors are `piece`'s.
+/// most `limit` bytes (but at least one per rank). Errors are `piece`'s.
 pub fn all_to_all(
     limit: usize,
     ranks: usize,
@@ -49,7 +48,7 @@ pub fn all_to_all(
 ) -> Result<()> {
     let block = send.len() / ranks;
     let (mut packed, mut staged) = (Vec::new(), Vec::new());
-    for part in pieces(limit, ranks, block) {
+    for part in pieces(limit / ranks, block) {
         if part.len() == block {
             return piece(send, recv);
         }

@@ -2,18 +2,25 @@
 //!
 //! A collective is one meeting: each rank puts its offer on the table, the last to come hands
 //! everybody the whole table and opens the next round. Payloads are copied once into the offer and
-//! once out of it, outside the lock, so no rank reads memory that another one owns.
+//! once out of it, outside the lock, so no rank reads memory that another one owns; large ones go
+//! in pieces, so that the second copy reads what the first left in the cache.
 
 use super::Communicator;
 use super::call::Call;
+use super::chunk::pieces;
 use super::stats::{CommStats, Meter};
 use crate::{Error, Result};
+use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for the others before it gives up: ten minutes, as `torch.distributed`'s
 /// NCCL default. Long enough for a software adapter to compile its kernels.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The most bytes in one offer.
+const PIECE_BYTES: usize = 1 << 20;
 
 const HINT: &str = "the first error above is the cause; all ranks must make the same collective calls";
 
@@ -170,13 +177,23 @@ impl Local {
         Local { rank, table, turn: Mutex::new(()), meter: Meter::default() }
     }
 
-    /// One collective: offers `payload` and checks that all ranks made the same `call`.
-    fn meet(&self, call: Call, payload: Payload) -> Result<Arc<Vec<Offer>>> {
+    /// One collective: offers `payload` piece by piece, checks that all ranks make the same `call`,
+    /// and hands each piece's offers, in rank order, to `take`.
+    fn collective(
+        &self,
+        call: Call,
+        pieces: impl Iterator<Item = Range<usize>>,
+        payload: impl Fn(&Range<usize>) -> Payload,
+        mut take: impl FnMut(&Range<usize>, &[Offer]),
+    ) -> Result<()> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = self.table.meet(self.rank, Offer { call, payload })?;
-        Call::agree(all.iter().map(|o| o.call))?;
+        for part in pieces {
+            let all = self.table.meet(self.rank, Offer { call, payload: payload(&part) })?;
+            Call::agree(all.iter().map(|o| o.call))?;
+            take(&part, &all);
+        }
         self.meter.count(&call, self.rank, self.table.size);
-        Ok(all)
+        Ok(())
     }
 }
 
@@ -200,36 +217,50 @@ impl Communicator for Local {
     }
 
     fn all_gather(&self, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let call = Call::all_gather(self.size(), send.len(), recv.len());
-        let all = self.meet(call, Payload::Bytes(send.to_vec()))?;
-        for (r, offer) in all.iter().enumerate() {
-            recv[r * send.len()..][..send.len()].copy_from_slice(offer.bytes());
-        }
-        Ok(())
+        let len = send.len();
+        let call = Call::all_gather(self.size(), len, recv.len());
+        let payload = |part: &Range<usize>| Payload::Bytes(send[part.clone()].to_vec());
+        self.collective(call, pieces(PIECE_BYTES, len), payload, |part, all| {
+            for (r, offer) in all.iter().enumerate() {
+                recv[r * len + part.start..][..part.len()].copy_from_slice(offer.bytes());
+            }
+        })
     }
 
     fn all_to_all(&self, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let call = Call::all_to_all(self.size(), send.len(), recv.len());
-        let all = self.meet(call, Payload::Bytes(send.to_vec()))?;
-        let block = send.len() / self.size();
-        for (r, offer) in all.iter().enumerate() {
-            recv[r * block..][..block].copy_from_slice(&offer.bytes()[self.rank * block..][..block]);
-        }
-        Ok(())
+        let (n, me) = (self.size(), self.rank);
+        let call = Call::all_to_all(n, send.len(), recv.len());
+        let len = send.len() / n;
+        let payload = |part: &Range<usize>| {
+            let blocks = (0..n).map(|to| &send[to * len + part.start..][..part.len()]);
+            Payload::Bytes(blocks.collect::<Vec<_>>().concat())
+        };
+        self.collective(call, pieces(PIECE_BYTES / n, len), payload, |part, all| {
+            for (r, offer) in all.iter().enumerate() {
+                let mine = &offer.bytes()[me * part.len()..][..part.len()];
+                recv[r * len + part.start..][..part.len()].copy_from_slice(mine);
+            }
+        })
     }
 
     fn broadcast(&self, root: usize, buf: &mut [u8]) -> Result<()> {
         let call = Call::broadcast(self.size(), root, buf.len());
-        let payload = if root == self.rank { Payload::Bytes(buf.to_vec()) } else { Payload::Nothing };
-        let all = self.meet(call, payload)?;
-        if root != self.rank {
-            buf.copy_from_slice(all[root].bytes());
-        }
-        Ok(())
+        // A call of `payload` and one of `take` never overlap.
+        let buf = RefCell::new(buf);
+        let payload = |part: &Range<usize>| match root == self.rank {
+            true => Payload::Bytes(buf.borrow()[part.clone()].to_vec()),
+            false => Payload::Nothing,
+        };
+        let parts = pieces(PIECE_BYTES, buf.borrow().len());
+        self.collective(call, parts, payload, |part, all| {
+            if root != self.rank {
+                buf.borrow_mut()[part.clone()].copy_from_slice(all[root].bytes());
+            }
+        })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meet(Call::BARRIER, Payload::Nothing).map(|_| ())
+        self.collective(Call::BARRIER, pieces(1, 0), |_| Payload::Nothing, |_, _| {})
     }
 
     fn stats(&self) -> CommStats {
@@ -237,13 +268,17 @@ impl Communicator for Local {
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Box<dyn Communicator>> {
-        let all = self.meet(Call::SPLIT, Payload::Split { color, key, room: OnceLock::new() })?;
-        let with_color = |r: &usize| all[*r].split().0 == color;
-        let mut members: Vec<usize> = (0..all.len()).filter(with_color).collect();
-        members.sort_by_key(|r| (all[*r].split().1, *r));
-        let room = all[members[0]].split().2;
-        let table = room.get_or_init(|| Table::new(members.len(), self.table.timeout));
-        let rank = members.iter().position(|r| *r == self.rank).expect("this rank has its own color");
-        Ok(Box::new(Local::at(rank, table.clone())))
+        let mut part = None;
+        let payload = |_: &Range<usize>| Payload::Split { color, key, room: OnceLock::new() };
+        self.collective(Call::SPLIT, pieces(1, 0), payload, |_, all| {
+            let with_color = |r: &usize| all[*r].split().0 == color;
+            let mut members: Vec<usize> = (0..all.len()).filter(with_color).collect();
+            members.sort_by_key(|r| (all[*r].split().1, *r));
+            let room = all[members[0]].split().2;
+            let table = room.get_or_init(|| Table::new(members.len(), self.table.timeout)).clone();
+            let rank = members.iter().position(|r| *r == self.rank);
+            part = rank.map(|rank| Local::at(rank, table));
+        })?;
+        Ok(Box::new(part.expect("this rank has its own color")))
     }
 }

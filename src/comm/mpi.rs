@@ -18,9 +18,9 @@ use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
 
-/// The most bytes in one MPI call: far below the `i32` that MPI counts with, large enough that the
-/// call's own cost does not show.
-const CHUNK_BYTES: usize = 64 << 20;
+/// The most bytes in one MPI call: far below the `i32` that MPI counts with, yet so many that few
+/// calls go in pieces, which costs another copy.
+const CHUNK_BYTES: usize = 256 << 20;
 
 /// Exit code of a job that a panic ended, as Rust's own for a panicking process.
 const PANIC_CODE: i32 = 101;

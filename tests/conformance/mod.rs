@@ -177,15 +177,18 @@ fn nan_and_overflow(comm: &dyn Communicator) {
         assert!(x[0].is_nan(), "a maximum hid rank {bad}'s NaN");
         assert_eq!(x[1], (n - 1) as f32);
     }
-    let mut full = [1, u32::MAX];
-    let got = reduce::all_reduce_u32(comm, &mut full, Op::Sum);
-    if n == 1 {
-        got.unwrap();
-    } else {
-        let e = got.unwrap_err().to_string();
-        assert!(e.contains("count 1 is") && e.contains("4294967295"), "{e}");
+    // The largest sum that fits, and one more.
+    let first = u32::MAX - (n as u32 - 1);
+    let mut edge = [1, if me == 0 { first } else { 1 }];
+    reduce::all_reduce_u32(comm, &mut edge, Op::Sum).unwrap();
+    assert_eq!(edge, [n as u32, u32::MAX]);
+    if n > 1 {
+        let mut over = [1, if me == 0 { first + 1 } else { 1 }];
+        let kept = over;
+        let e = reduce::all_reduce_u32(comm, &mut over, Op::Sum).unwrap_err().to_string();
+        assert!(e.contains("count 1 is 4294967296") && e.contains("at most 4294967295"), "{e}");
+        assert_eq!(over, kept);
     }
-    assert_eq!(full[1], u32::MAX);
 }
 
 /// Odd and even ranks apart, each numbered backwards; then each of those alone.
