@@ -25,8 +25,8 @@ fn mpi_equals_threads_bit_for_bit() {
     different_calls(&world);
     helper_thread(&world);
 
-    // Pieces of a few bytes, which divide no length of the table.
-    let world = world.with_chunk_limit(11);
+    // Pieces of some bytes that divide no length of the table.
+    let world = world.with_chunk_limit(211);
     assert!(exercise(&world) == threads[rank], "mpi in small pieces and threads differ");
     comm::finalize();
     let late = world.barrier().unwrap_err().to_string();
