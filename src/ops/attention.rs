@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 crate::params! {
-    struct Attention { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, scale: f32 }
+    struct Attention { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, quads: u32, scale: f32 }
 }
 
 const TEXT: &str = include_str!("../../shaders/attention.wgsl");
@@ -25,8 +25,8 @@ const BY_KEY: Kernel = Kernel { name: "attention.by_key", text: TEXT, entry: "by
 
 /// Largest head: its query, key or value and their gradients stand in a thread's registers.
 const MAX_HEAD_DIM: usize = 128;
-/// Most quads of a head that the inner loops write out.
-const MAX_STEP: usize = 8;
+/// Most quads of a head that a thread has in registers on software adapters.
+const MAX_SOFTWARE_STEP: usize = 5;
 
 /// The sizes and the mask of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,7 @@ struct Call {
     params: Attention,
     variant: Variant,
     workgroup: usize,
+    chunks: usize,
     docs: Binding,
 }
 
@@ -122,19 +123,22 @@ impl Call {
             heads: shape.heads as u32,
             kv_heads: shape.kv_heads as u32,
             block: shape.block.unwrap_or(shape.seq).min(shape.seq) as u32,
+            quads: (shape.head_dim / 4) as u32,
             scale: (1.0 / (shape.head_dim as f64).sqrt()) as f32,
         };
         Call {
             params,
             variant: variant(q.dtype(), shape.head_dim, docs.is_some(), software),
             workgroup: workgroup(software),
+            chunks: shape.head_dim / 4 / step(shape.head_dim, software),
             docs: docs.map_or_else(|| q.read(), Tensor::read),
         }
     }
 
-    /// Workgroups for one thread per position of each of `heads` heads of every sequence.
+    /// Workgroups for a thread per chunk of a head and position of each of `heads` heads of every sequence.
     fn groups(&self, heads: usize) -> u32 {
-        self.params.seq.div_ceil(self.workgroup as u32) * self.params.batch * heads as u32
+        let tiles = self.params.seq.div_ceil(self.workgroup as u32);
+        tiles * self.params.batch * (heads * self.chunks) as u32
     }
 }
 
@@ -172,13 +176,21 @@ fn workgroup(software: bool) -> usize {
     if software { 8 } else { 64 }
 }
 
-fn variant(dtype: DType, head_dim: usize, docs: bool, software: bool) -> Variant {
+/// Quads of a head that one thread has in registers: all, but a divisor for large heads on software adapters, whose
+/// compiler would take minutes.
+fn step(head_dim: usize, software: bool) -> usize {
     let quads = head_dim / 4;
-    let step = (1..=MAX_STEP.min(quads)).rev().find(|s| quads.is_multiple_of(*s)).unwrap_or(1);
+    let most = if software { MAX_SOFTWARE_STEP.min(quads) } else { quads };
+    (1..=most).rev().find(|s| quads.is_multiple_of(*s)).unwrap_or(1)
+}
+
+fn variant(dtype: DType, head_dim: usize, docs: bool, software: bool) -> Variant {
     Variant::new()
         .constant("WG", workgroup(software) as u32)
-        .constant("HD", quads as u32)
-        .constant("STEP", step as u32)
+        .constant("HD", (head_dim / 4) as u32)
+        .constant("STEP", step(head_dim, software) as u32)
+        // Software adapters have few registers: more than one key at a time is slower there and compiles longer.
+        .constant("TILE", if software { 1 } else { 2 })
         .constant("DOCS", u32::from(docs))
         .quad("X", dtype)
 }
