@@ -29,6 +29,15 @@ struct Gemm {
 @group(0) @binding(5) var<storage, read> col_scale: array<f32>;
 @group(0) @binding(6) var<storage, read_write> out: array<OUT>;
 
+// The thread's row of the workgroup's tiles. A constant where there is one: software adapters then see that A's
+// addresses are the same for all lanes, and load once instead of eight times.
+fn lane_row(y: u32) -> u32 {
+  if WY == 1u {
+    return 0u;
+  }
+  return y;
+}
+
 fn row_factor(g: u32, i: u32) -> f32 {
   return row_scale[g * p.row_group + i * p.row_step];
 }
@@ -84,7 +93,7 @@ fn nt(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   let strips = div_up(p.n, 8u * WX);
   let tile = grid_index(wg, nwg);
   let rows = tile_rows(tile / strips, 8u * WY, p.groups, p.m);
-  let row0 = rows.first + 8u * li.y;
+  let row0 = rows.first + 8u * lane_row(li.y);
   let col0 = ((tile % strips) * WX + li.x) * 8u;
   if row0 >= rows.end || col0 >= p.n {
     return;
@@ -120,7 +129,7 @@ fn nn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   let strips = div_up(p.n, 8u * WX);
   let tile = grid_index(wg, nwg);
   let rows = tile_rows(tile / strips, 8u * WY, p.groups, p.m);
-  let row0 = rows.first + 8u * li.y;
+  let row0 = rows.first + 8u * lane_row(li.y);
   let col0 = ((tile % strips) * WX + li.x) * 8u;
   if row0 >= rows.end || col0 >= p.n {
     return;
@@ -162,7 +171,7 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   let heights = div_up(p.m, 8u * WY);
   let tile = grid_index(wg, nwg);
   let group = tile / (strips * heights);
-  let row0 = (((tile / strips) % heights) * WY + li.y) * 8u;
+  let row0 = (((tile / strips) % heights) * WY + lane_row(li.y)) * 8u;
   let col0 = ((tile % strips) * WX + li.x) * 8u;
   if row0 >= p.m || col0 >= p.n || group >= p.groups {
     return;

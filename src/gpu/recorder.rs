@@ -227,10 +227,10 @@ impl Gpu {
                     queue.write_buffer(&state.uniforms[chunk], 0, bytes);
                 }
                 state.params.clear();
-                queue.submit([encoder.finish()]);
+                let submit = queue.submit([encoder.finish()]);
                 state.counters.submits += 1;
                 for mapping in state.pending.drain(..) {
-                    mapping.start();
+                    mapping.start(&submit);
                 }
                 let _ = device.poll(wgpu::PollType::Poll);
             }

@@ -2,27 +2,36 @@
 
 use super::{Buffer, Gpu};
 use crate::{Error, Result};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 
 /// A copy on its way to the host, to be mapped once its submit is out.
 pub(super) struct Mapping {
     staging: wgpu::Buffer,
     done: mpsc::Sender<std::result::Result<(), wgpu::BufferAsyncError>>,
+    submit: Arc<OnceLock<wgpu::SubmissionIndex>>,
 }
 
 impl Mapping {
-    pub(super) fn start(self) {
+    pub(super) fn start(self, submit: &wgpu::SubmissionIndex) {
         let done = self.done;
         self.staging.map_async(wgpu::MapMode::Read, .., move |r| {
             let _ = done.send(r);
         });
+        let _ = self.submit.set(submit.clone());
     }
+}
+
+/// The device's side of a [`Download`].
+struct Source {
+    staging: wgpu::Buffer,
+    ready: mpsc::Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+    submit: Arc<OnceLock<wgpu::SubmissionIndex>>,
 }
 
 /// A download that was recorded; [`Download::wait`] gives its bytes.
 pub struct Download {
     gpu: Gpu,
-    source: Option<(wgpu::Buffer, mpsc::Receiver<std::result::Result<(), wgpu::BufferAsyncError>>)>,
+    source: Option<Source>,
     bytes: usize,
 }
 
@@ -63,8 +72,9 @@ impl Gpu {
             let raw = buffer.raw().expect("a device's buffers exist");
             state.encoder(device).copy_buffer_to_buffer(raw, offset, &staging, 0, bytes.next_multiple_of(4));
             let (done, ready) = mpsc::channel();
-            state.pending.push(Mapping { staging: staging.clone(), done });
-            (staging, ready)
+            let submit = Arc::new(OnceLock::new());
+            state.pending.push(Mapping { staging: staging.clone(), done, submit: submit.clone() });
+            Source { staging, ready, submit }
         });
         let bytes = usize::try_from(bytes).expect("fits the host's memory");
         Download { gpu: self.clone(), source, bytes }
@@ -102,11 +112,15 @@ impl Download {
     /// # Errors
     /// What the device reported, a lost device included.
     pub fn wait(self) -> Result<Vec<u8>> {
-        self.gpu.flush()?;
-        let (Some((staging, ready)), Some((device, _))) = (self.source, &self.gpu.0.device) else {
+        if self.source.as_ref().is_some_and(|s| s.submit.get().is_none()) {
+            self.gpu.flush()?;
+        }
+        let (Some(Source { staging, ready, submit }), Some((device, _))) = (self.source, &self.gpu.0.device) else {
             return Ok(vec![0; self.bytes]);
         };
-        let _ = device.poll(wgpu::PollType::wait_indefinitely());
+        // Only as far as this copy: what was submitted after it goes on meanwhile.
+        let until = wgpu::PollType::Wait { submission_index: submit.get().cloned(), timeout: None };
+        let _ = device.poll(until);
         let mapped = ready.recv().map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));
         self.gpu.check()?;
         mapped.map_err(|e| {

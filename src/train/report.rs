@@ -20,10 +20,14 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
-/// Bytes in GiB or MiB.
+/// Bytes in GiB, MiB or KiB.
 pub fn size(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
+    let kib = bytes as f64 / 1024.0;
+    match kib {
+        k if k >= 1024.0 * 1024.0 => format!("{:.2} GiB", k / 1024.0 / 1024.0),
+        k if k >= 1024.0 => format!("{:.1} MiB", k / 1024.0),
+        k => format!("{k:.1} KiB"),
+    }
 }
 
 /// The adapter, and what limits a tensor on it.
@@ -113,5 +117,6 @@ mod tests {
         assert_eq!(thousands(999), "999");
         assert_eq!(size(3 << 29), "1.50 GiB");
         assert_eq!(size(128 << 20), "128.0 MiB");
+        assert_eq!(size(32 << 10), "32.0 KiB");
     }
 }
