@@ -175,10 +175,8 @@ fn first_step(tag: &str) {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let case = Case::load(tag);
     let trainer = case.trainer(&gpu);
-    let bytes = std::fs::read(fixture(&format!("{tag}.safetensors"))).expect("a fixture");
-    let golden = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-    let values =
-        |name: &str| -> Vec<f32> { bytemuck::pod_collect_to_vec(golden.tensor(name).expect(name).data()) };
+    let file = safetensors::SafeTensors::deserialize(golden(&format!("{tag}.safetensors"))).expect("safetensors");
+    let values = |name: &str| -> Vec<f32> { bytemuck::pod_collect_to_vec(file.tensor(name).expect(name).data()) };
     let logits = trainer.logits(&case.tokens(1)).expect("logits");
     near(tag, "logits", &[logits.len()], &logits, &values("logits"));
     let gradients = trainer.batch_gradients(&case.tokens(1)).expect("gradients");
