@@ -1,6 +1,6 @@
 //! Attention.
 
-use crate::{DTYPES, close, flat, gpus, same_bits_everywhere, tensor, values};
+use crate::{DTYPES, close, close_to, flat, gpus, largest, same_bits_everywhere, tensor, values};
 use moe8::gpu::Gpu;
 use moe8::num::DType;
 use moe8::ops::attention::{self, Shape};
@@ -97,9 +97,11 @@ fn attention_and_its_gradient() {
                 for ((name, got), want) in names.iter().zip(&got).zip(&want) {
                     // In bf16 `out` is rounded before backward takes sum(d_out * out) of it.
                     let rounded = dtype == DType::BF16 && matches!(*name, "d_q" | "d_k");
-                    let tolerance = if rounded { 1e-2 } else { 2e-6 };
+                    let tolerance = if rounded { 1e-2 } else { 1e-5 };
                     let kind = if *name == "lse" { DType::F32 } else { dtype };
-                    close(&format!("{name} of {case:?}"), got, want, kind, tolerance);
+                    // Of a single key the gradients are differences that leave nothing: the terms are about 1.
+                    let error = tolerance * largest(want).max(1.0);
+                    close_to(&format!("{name} of {case:?}"), got, want, kind, error);
                 }
             }
         }
