@@ -81,3 +81,38 @@ fn resharding_changes_bytes_and_nothing_else() {
     assert_eq!(kept[0].gathered, STEPS as u64 * shard * 2);
     assert_eq!(kept[0].reduced, STEPS as u64 * shard * 2 * 4);
 }
+
+/// The contract of the all-gather hooks: step 0 makes a parameter, later gathers must land in its memory, and kind and dtype
+/// never change. The cast commutes with the gather bit for bit.
+#[test]
+fn hooks_hold_their_contract() {
+    use moe8::parallel::hooks::{Unsharded, post_all_gather, pre_all_gather};
+    use moe8::tensor::Tensor;
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let values: Vec<f32> = (0..64).map(|i| (i as f32 - 31.3) * 0.377).collect();
+    let whole = Tensor::from_f32(&gpu, "whole", &[16, 4], DType::F32, &values).unwrap();
+    let cast = moe8::ops::elementwise::cast(&gpu, &whole, DType::BF16).unwrap().to_f32(&gpu).unwrap();
+    let mut pieces = Vec::new();
+    for shard in values.chunks(32) {
+        let shard = Tensor::from_f32(&gpu, "shard", &[8, 4], DType::F32, shard).unwrap();
+        let payload = Tensor::empty(&gpu, "payload", &[8, 4], DType::BF16).unwrap();
+        pre_all_gather(&gpu, &shard, &payload).unwrap();
+        pieces.extend(payload.to_f32(&gpu).unwrap());
+    }
+    assert_eq!(pieces, cast, "cast then gather, gather then cast");
+
+    let home = Tensor::from_f32(&gpu, "home", &[16, 4], DType::BF16, &pieces).unwrap();
+    let first = post_all_gather("w", home.clone(), true, DType::BF16, None).unwrap();
+    assert!(first.wrapped);
+    let again = post_all_gather("w", home.clone(), true, DType::BF16, Some(&first)).unwrap();
+    assert_eq!(again.data.to_f32(&gpu).unwrap(), cast);
+    let elsewhere = Tensor::from_f32(&gpu, "elsewhere", &[16, 4], DType::BF16, &pieces).unwrap();
+    let fails = |gathered: &Tensor, wrapped: bool, dtype: DType, out: &Unsharded, words: &str| {
+        let error =
+            post_all_gather("w", gathered.clone(), wrapped, dtype, Some(out)).expect_err(words).to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    fails(&elsewhere, true, DType::BF16, &first, "memory");
+    fails(&home, false, DType::BF16, &first, "wrapped");
+    fails(&home, true, DType::F32, &first, "policy says float32");
+}

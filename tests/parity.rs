@@ -175,8 +175,10 @@ fn first_step(tag: &str) {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let case = Case::load(tag);
     let trainer = case.trainer(&gpu);
-    let file = safetensors::SafeTensors::deserialize(golden(&format!("{tag}.safetensors"))).expect("safetensors");
-    let values = |name: &str| -> Vec<f32> { bytemuck::pod_collect_to_vec(file.tensor(name).expect(name).data()) };
+    let file =
+        safetensors::SafeTensors::deserialize(golden(&format!("{tag}.safetensors"))).expect("safetensors");
+    let values =
+        |name: &str| -> Vec<f32> { bytemuck::pod_collect_to_vec(file.tensor(name).expect(name).data()) };
     let logits = trainer.logits(&case.tokens(1)).expect("logits");
     near(tag, "logits", &[logits.len()], &logits, &values("logits"));
     let gradients = trainer.batch_gradients(&case.tokens(1)).expect("gradients");
@@ -229,9 +231,11 @@ fn text_curves_of_debugmodel() {
     };
     let last_ten = |l: &[f64]| l[l.len() - 10..].iter().sum::<f64>() / 10.0;
     let mut failures = Vec::new();
-    for (key, dtype, converters) in
-        [("f32", DType::F32, Converters::none()), ("bf16", DType::BF16, Converters::none()), ("fp8", DType::BF16, fp8)]
-    {
+    for (key, dtype, converters) in [
+        ("f32", DType::F32, Converters::none()),
+        ("bf16", DType::BF16, Converters::none()),
+        ("fp8", DType::BF16, fp8),
+    ] {
         let mut trainer = trainer(&gpu, &args, &converters, recipe(dtype, 30, 1e-15), &upstream_std);
         let begin = std::time::Instant::now();
         let losses: Vec<f64> = (0..30)
@@ -244,7 +248,10 @@ fn text_curves_of_debugmodel() {
         let want = losses_of(key);
         let first: f64 = losses.iter().zip(&want).take(7).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         let last = last_ten(&losses) - last_ten(&losses_of("bf16"));
-        println!("{key}: {:.0} tokens/s, first seven within {first:.4}, last ten {last:+.4}", 30.0 * 16384.0 / seconds);
+        println!(
+            "{key}: {:.0} tokens/s, first seven within {first:.4}, last ten {last:+.4}",
+            30.0 * 16384.0 / seconds
+        );
         println!("  ours     {losses:.4?}\n  upstream {want:.4?}");
         if first > 0.02 || last.abs() > 0.15 {
             failures.push(key);

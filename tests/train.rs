@@ -59,6 +59,27 @@ fn memory_is_flat_and_as_planned() {
     assert!((planned / early as f64 - 1.0).abs() < 0.1, "planned {planned}, held {early}");
 }
 
+/// The full debug configuration (8 x 2048 tokens, V 2256) fits bindings of 128 MiB: a planner holds the limit.
+#[test]
+fn debug_configuration_fits_bindings_of_128_mib() {
+    let limit = Options { max_binding: Some(128 << 20), ..Options::default() };
+    let gpu = Gpu::open_with(&DeviceChoice::from_env(), limit).expect("an adapter");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/llama4_debug.toml");
+    for precision in ["bfloat16", "float32"] {
+        let overrides = [format!("--training.mixed_precision_param={precision}")];
+        let config = moe8::config::Config::load(Some(&path), &overrides).expect("a configuration").config;
+        let needed = moe8::train::run::plan_memory(&config, &gpu, &solo(), &config.args).expect("a plan");
+        assert!(needed > 1 << 30, "{precision}: {needed} bytes are too few to be true");
+    }
+    let tight = Options { max_binding: Some(8 << 20), ..Options::default() };
+    let gpu = Gpu::open_with(&DeviceChoice::from_env(), tight).expect("an adapter");
+    let config = moe8::config::Config::load(Some(&path), &[]).expect("a configuration").config;
+    let error = moe8::train::run::plan_memory(&config, &gpu, &solo(), &config.args)
+        .expect_err("too large")
+        .to_string();
+    assert!(error.contains("8388608 bytes") && error.contains("hint:"), "{error}");
+}
+
 fn same_bits(a: &[StepStats], b: &[StepStats]) {
     for (x, y) in a.iter().zip(b) {
         assert_eq!(x.loss.to_bits(), y.loss.to_bits(), "{x:?} {y:?}");

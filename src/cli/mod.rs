@@ -79,7 +79,8 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             complain(&e.to_string());
-            ExitCode::from(USER_ERROR)
+            // Under MPI the other ranks may be waiting for this one.
+            crate::comm::abort(USER_ERROR.into())
         }
     }
 }

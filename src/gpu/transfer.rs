@@ -115,7 +115,8 @@ impl Download {
         if self.source.as_ref().is_some_and(|s| s.submit.get().is_none()) {
             self.gpu.flush()?;
         }
-        let (Some(Source { staging, ready, submit }), Some((device, _))) = (self.source, &self.gpu.0.device) else {
+        let (Some(Source { staging, ready, submit }), Some((device, _))) = (self.source, &self.gpu.0.device)
+        else {
             return Ok(vec![0; self.bytes]);
         };
         // Only as far as this copy: what was submitted after it goes on meanwhile.
