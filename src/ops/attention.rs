@@ -47,7 +47,7 @@ pub struct Shape {
 
 /// `(out, lse)`: `out` like `q` (T, heads * head_dim); `lse`, flat f32 [T * heads], is the logarithm of each query's sum
 /// of exponentials, which [`backward`] needs. `k` and `v` are (T, kv_heads * head_dim); `docs` is the number of the
-/// document of each position, flat u32 [T].
+/// document of each position, flat u32 `[T]`.
 ///
 /// # Errors
 /// A head size that the kernels do not have; the result is over the adapter's limits; what the device reported.

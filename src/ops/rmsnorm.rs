@@ -27,7 +27,7 @@ const TOTAL: Kernel = Kernel { name: "rmsnorm.total", text: TEXT, entry: "total"
 /// Rows that one thread sums for the weight's gradient: the same on every adapter, so that the order is.
 const CHUNK: usize = 64;
 
-/// `(y, rstd)`: `y` like `x` (T, D), f32 or bf16; `rstd` flat f32 [T] is what [`backward`] needs.
+/// `(y, rstd)`: `y` like `x` (T, D), f32 or bf16; `rstd` flat f32 `[T]` is what [`backward`] needs.
 ///
 /// # Errors
 /// The result is over the adapter's limits, or what the device reported.
