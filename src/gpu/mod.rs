@@ -15,7 +15,7 @@ mod transfer;
 pub use adapter::{AdapterLine, DeviceChoice, list_adapters};
 pub use buffer::Buffer;
 pub use kernel::{Kernel, Params, Variant};
-pub use recorder::{Access, Binding, Counters};
+pub use recorder::{Access, Binding, Counters, kernels};
 pub use transfer::Download;
 
 use crate::{Error, Result};

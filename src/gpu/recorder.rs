@@ -17,6 +17,15 @@ const SLOTS: usize = 1024;
 /// Largest number of workgroups in one dimension that every adapter accepts.
 const MAX_GRID: u32 = 65535;
 
+crate::params! { struct Fill { words: u32, word: u32 } }
+
+const FILL: Kernel = Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
+
+/// The layer's own kernels in every variant, for validation without a GPU.
+pub fn kernels() -> Vec<(Kernel, Variant)> {
+    vec![(FILL, Variant::new())]
+}
+
 /// How many of each since the adapter was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -253,9 +262,6 @@ impl Gpu {
 
     /// Sets every 32-bit word of `buffer` to `word`.
     pub(super) fn fill_words(&self, buffer: &Arc<Buffer>, word: u32) -> Result<()> {
-        crate::params! { struct Fill { words: u32, word: u32 } }
-        const FILL: Kernel =
-            Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
         let words = u32::try_from(buffer.size() / 4).expect("buffers are below 16 GiB");
         let size = buffer.size();
         let binding = Binding { buffer: buffer.clone(), offset: 0, size, access: Access::Write };

@@ -1,0 +1,209 @@
+//! Every kernel in every variant, without a GPU: valid WGSL that naga writes as SPIR-V (Vulkan), MSL (Metal) and
+//! HLSL (DX12).
+//!
+//! Each text takes the way that wgpu takes: `process_overrides` keeps one entry point and what it reaches, then each
+//! writer gets the bindings of that entry point alone and must not have to invent any. Entry points of one file may
+//! give one number to different variables, so the registers of the HLSL are counted too.
+
+use moe8::gpu::{self, Kernel, Variant};
+use moe8::ops;
+use naga::back::{hlsl, msl, spv};
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
+use std::collections::BTreeSet;
+
+/// Slots that the bindings of kernels (0..=8) leave free, for what the backends add.
+const SIZES_SLOT: u8 = 20;
+const CONSTANTS_SLOT: u32 = 21;
+
+/// A valid module and what each backend is to write.
+struct Shader {
+    module: Module,
+    info: ModuleInfo,
+    entry: String,
+}
+
+/// A resource of the entry point, and whether it may be written.
+type Resource = (ResourceBinding, bool);
+
+impl Shader {
+    /// Parses and validates for a device without any optional feature.
+    fn parse(text: &str, entry: &str) -> Result<Shader, String> {
+        let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
+        let info = Validator::new(ValidationFlags::all(), Capabilities::empty())
+            .validate(&module)
+            .map_err(|e| e.emit_to_string(text))?;
+        Ok(Shader { module, info, entry: entry.to_owned() })
+    }
+
+    /// The entry point alone, as wgpu cuts it out for every backend.
+    fn alone(&self) -> Result<Shader, String> {
+        let (stage, entry) = (ShaderStage::Compute, self.entry.clone());
+        if !self.module.entry_points.iter().any(|e| e.stage == stage && e.name == entry) {
+            return Err(format!("no entry point {entry}"));
+        }
+        let (module, info) = naga::back::pipeline_constants::process_overrides(
+            &self.module,
+            &self.info,
+            Some((stage, &entry)),
+            &naga::back::PipelineConstants::default(),
+        )
+        .map_err(|e| e.to_string())?;
+        Ok(Shader { module: module.into_owned(), info: info.into_owned(), entry })
+    }
+
+    /// What the entry point uses: the bind group layout that moe8 makes for it.
+    fn resources(&self) -> Vec<Resource> {
+        let at = self.module.entry_points.iter().position(|e| e.name == self.entry).expect("an entry point");
+        let uses = self.info.get_entry_point(at);
+        let variables = self.module.global_variables.iter();
+        let used = variables.filter(|(handle, _)| !uses[*handle].is_empty());
+        used.filter_map(|(_, variable)| {
+            let writable = matches!(variable.space, AddressSpace::Storage { access } if access.contains(StorageAccess::STORE));
+            Some((variable.binding?, writable))
+        })
+        .collect()
+    }
+
+    fn write_spirv(&self) -> Result<(), String> {
+        let target = |(r, _): &Resource| {
+            (*r, spv::BindingInfo { descriptor_set: r.group, binding: r.binding, binding_array_size: None })
+        };
+        let options = spv::Options {
+            fake_missing_bindings: false,
+            binding_map: self.resources().iter().map(target).collect(),
+            capabilities: Some([spv::Capability::Shader, spv::Capability::Matrix].into_iter().collect()),
+            ..spv::Options::default()
+        };
+        let pipeline =
+            spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: self.entry.clone() };
+        spv::write_vec(&self.module, &self.info, &options, Some(&pipeline)).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+
+    fn write_msl(&self) -> Result<(), String> {
+        let target = |(r, mutable): &Resource| {
+            (*r, msl::BindTarget { buffer: Some(r.binding as u8), mutable: *mutable, ..Default::default() })
+        };
+        let resources = msl::EntryPointResources {
+            resources: self.resources().iter().map(target).collect(),
+            immediates_buffer: None,
+            sizes_buffer: Some(SIZES_SLOT),
+        };
+        let options = msl::Options {
+            lang_version: (2, 0),
+            per_entry_point_map: [(self.entry.clone(), resources)].into_iter().collect(),
+            fake_missing_bindings: false,
+            ..msl::Options::default()
+        };
+        let pipeline = msl::PipelineOptions {
+            entry_point: Some((ShaderStage::Compute, self.entry.clone())),
+            ..Default::default()
+        };
+        let (_, written) = msl::write_string(&self.module, &self.info, &options, &pipeline)
+            .map_err(|e| e.to_string())?;
+        written.entry_point_names.into_iter().try_for_each(|name| name.map(drop).map_err(|e| e.to_string()))
+    }
+
+    fn write_hlsl(&self) -> Result<String, String> {
+        let bind = |register| hlsl::BindTarget { register, ..Default::default() };
+        let options = hlsl::Options {
+            binding_map: self.resources().iter().map(|(r, _)| (*r, bind(r.binding))).collect(),
+            fake_missing_bindings: false,
+            special_constants_binding: Some(bind(CONSTANTS_SLOT)),
+            ..hlsl::Options::default()
+        };
+        let pipeline =
+            hlsl::PipelineOptions { entry_point: Some((ShaderStage::Compute, self.entry.clone())) };
+        let mut text = String::new();
+        let written = hlsl::Writer::new(&mut text, &options, &pipeline)
+            .write(&self.module, &self.info, None)
+            .map_err(|e| e.to_string())?;
+        for name in written.entry_point_names {
+            name.map_err(|e| e.to_string())?;
+        }
+        registers_are_apart(&text)?;
+        Ok(text)
+    }
+}
+
+/// Fails where two variables of an HLSL text lie in one register.
+fn registers_are_apart(text: &str) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for declaration in text.lines().filter(|line| line.contains(": register(")) {
+        let register = declaration.split(": register(").nth(1).and_then(|rest| rest.split(')').next());
+        if !seen.insert(register) {
+            return Err(format!("register {} is taken twice", register.unwrap_or("?")));
+        }
+    }
+    if seen.is_empty() { Err("no register at all: was the pattern renamed?".into()) } else { Ok(()) }
+}
+
+/// All that is asked of a kernel's text.
+fn check(text: &str, entry: &str) -> Result<(), String> {
+    let alone = Shader::parse(text, entry)?.alone()?;
+    alone.write_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
+    alone.write_msl().map_err(|e| format!("MSL: {e}"))?;
+    alone.write_hlsl().map_err(|e| format!("HLSL: {e}"))?;
+    Ok(())
+}
+
+#[test]
+fn every_kernel_is_written_for_every_backend() {
+    let all: Vec<(Kernel, Variant)> = gpu::kernels().into_iter().chain(ops::kernels()).collect();
+    let mut known = BTreeSet::new();
+    let texts: Vec<(String, &Kernel, &Variant)> = all
+        .iter()
+        .map(|(kernel, variant)| (kernel.source(variant), kernel, variant))
+        .filter(|(text, kernel, _)| known.insert((text.clone(), kernel.entry)))
+        .collect();
+    assert!(texts.len() > 300, "{} kernels: were the lists cut?", texts.len());
+    let workers = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).min(8);
+    let wrong = std::thread::scope(|scope| {
+        let part = |part: usize| {
+            let mine = texts.iter().skip(part).step_by(workers);
+            mine.filter_map(|(text, kernel, variant)| {
+                let error = check(text, kernel.entry).err()?;
+                Some(format!("{} {variant:?}\n{error}", kernel.name))
+            })
+            .collect::<Vec<_>>()
+        };
+        let running: Vec<_> = (0..workers).map(|i| scope.spawn(move || part(i))).collect();
+        running.into_iter().flat_map(|thread| thread.join().expect("a checking thread")).collect::<Vec<_>>()
+    });
+    assert!(wrong.is_empty(), "{} of {} fail:\n{}", wrong.len(), texts.len(), wrong.join("\n\n"));
+}
+
+const TWO: &str = "
+@group(0) @binding(0) var<uniform> p: vec4<u32>;
+@group(0) @binding(1) var<storage, read> a: array<u32>;
+@group(0) @binding(1) var<storage, read> b: array<u32>;
+@group(0) @binding(2) var<storage, read_write> c: array<u32>;
+@compute @workgroup_size(1) fn one() { c[0] = a[p.x]; }
+@compute @workgroup_size(1) fn two() { c[0] = b[p.x]; }
+";
+
+#[test]
+fn entry_points_may_share_a_number_but_not_a_register() {
+    check(TWO, "one").unwrap();
+    check(TWO, "two").unwrap();
+    // Not cut to one entry point, the same file overlaps: this is what the check is for.
+    let whole = Shader::parse(TWO, "one").unwrap();
+    assert!(whole.write_hlsl().unwrap_err().contains("taken twice"));
+}
+
+#[test]
+fn planted_faults_are_found() {
+    for (from, to, found) in [
+        ("c[0] = a[p.x]", "c[0] = d[p.x]", "no definition in scope"),
+        ("c[0] = a[p.x]", "c[0] = 1.5", "c[0]"),
+        ("c[0] = a[p.x]", "a[0] = c[0]", "a[0]"),
+        ("c[0] = a[p.x]", "c[0] = a[p.x] + b[0]", "onflict"),
+        ("fn one() {", "fn one() { let wide = 1.0lf;", "f64"),
+        ("fn one()", "fn other()", "no entry point one"),
+    ] {
+        assert!(TWO.contains(from));
+        let error = check(&TWO.replace(from, to), "one").expect_err(to);
+        assert!(error.contains(found), "{to}: {error}");
+    }
+}
