@@ -5,14 +5,13 @@ use crate::comm::{Communicator, Solo};
 use crate::config::{Config, ExportDtype};
 use crate::gpu::Gpu;
 use crate::train::run::{build, open_data};
-use crate::train::weights::{self, FileDtype, ParamSpec};
+use crate::train::state;
+use crate::train::weights::FileDtype;
 use crate::{Error, Result};
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Writes the weights that a run of `config` would start from (`checkpoint.initial_load_path`, or initial values) with
-/// upstream's names.
+/// upstream's names, expert biases included.
 ///
 /// # Errors
 /// As for training; a dtype that the file cannot have; a disk that is full.
@@ -34,13 +33,8 @@ pub fn run(config: &Config, opts: &RunOptions) -> Result<()> {
     args.validate()?;
     let solo: Arc<dyn Communicator> = Arc::new(Solo::new());
     let trainer = build(config, &gpu, &solo, &args)?;
-    let table = trainer.fsdp.table();
-    let specs: Vec<ParamSpec> = table.iter().map(|(_, s)| ParamSpec::from(s)).collect();
     let path = opts.output.clone().unwrap_or_else(|| "model.safetensors".into());
-    weights::save(Path::new(&path), &specs, dtype, &BTreeMap::new(), &mut |spec| {
-        let id = table.find(&spec.name).expect("the specs are the table's");
-        trainer.weights(id)
-    })?;
-    log::info!("wrote {} tensors to {}", specs.len(), path.display());
+    let tensors = state::save(&trainer, &path, dtype)?;
+    log::info!("wrote {tensors} tensors to {}", path.display());
     Ok(())
 }

@@ -267,7 +267,7 @@ sections! {
         gc_freq: usize = 50 => warn("50", "moe8 has no garbage collector");
         /// Collect Python's garbage at every step.
         gc_debug: bool = false => warn("false", "moe8 has no garbage collector");
-        /// Seed of the initial weights and of synthetic data.
+        /// Seed of the initial weights and of synthetic data; none: 42, so that a run without one repeats too.
         seed: Option<u64> = None => YES;
         /// Only algorithms that give the same bits in every run; moe8 has no others.
         deterministic: bool = false => YES;

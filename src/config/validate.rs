@@ -133,10 +133,13 @@ impl Config {
         let o = &self.optimizer;
         number("optimizer.lr", o.lr, o.lr > 0.0 && o.lr.is_finite(), "greater than 0 and finite")?;
         for (path, beta) in [("optimizer.beta1", o.beta1), ("optimizer.beta2", o.beta2)] {
-            number(path, beta, (0.0..1.0).contains(&beta), "at least 0 and less than 1")?;
+            let good = beta >= 0.0 && (beta as f32) < 1.0;
+            number(path, beta, good, "at least 0 and less than 1, in f32 too")?;
         }
+        // Smaller ones are 0 to some adapters, and a gradient of 0 would then be 0 / 0.
+        let good = o.eps >= f64::from(f32::MIN_POSITIVE) && o.eps.is_finite();
+        number("optimizer.eps", o.eps, good, "at least 1.2e-38, f32's smallest normal number, and finite")?;
         let natural = |x: f64| x >= 0.0 && x.is_finite();
-        number("optimizer.eps", o.eps, natural(o.eps), "at least 0 and finite")?;
         number("optimizer.weight_decay", o.weight_decay, natural(o.weight_decay), "at least 0 and finite")?;
         let s = &self.lr_scheduler;
         let ratio = s.decay_ratio.unwrap_or(0.0);

@@ -6,6 +6,7 @@ pub mod logger;
 pub mod metrics;
 pub mod report;
 pub mod run;
+pub mod state;
 pub mod tokenizer;
 pub mod trainer;
 pub mod weights;

@@ -90,6 +90,12 @@ pub fn model(config: &Config, args: &ModelArgs) -> Vec<String> {
     ]
 }
 
+/// The seed, and where it is from.
+pub fn seed(given: Option<u64>, used: u64) -> String {
+    let source = if given.is_some() { "training.seed" } else { "the default; training.seed sets another" };
+    format!("seed: {used} ({source})")
+}
+
 /// Ranks, batches and steps, in torchtitan's words.
 pub fn plan(config: &Config, comm: &dyn Communicator, accumulation: usize) -> String {
     let t = &config.training;

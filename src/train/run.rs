@@ -4,8 +4,7 @@ use super::data::{self, DataSpec, DatasetKind, Loader};
 use super::metrics::{MetricsFile, Rates, StepRecord, log_line};
 use super::tokenizer::Tokenizer;
 use super::trainer::{Pending, Recipe, StepStats, Trainer};
-use super::weights::{self, ParamSpec};
-use super::{logger, report};
+use super::{logger, report, state};
 use crate::Result;
 use crate::comm::{self, Communicator};
 use crate::config::{Config, Dataset, DecayType, ModelArgs, Precision, Reshard, Vocabulary};
@@ -32,8 +31,12 @@ pub struct RunOptions {
     pub explain: bool,
 }
 
-/// Seed of a run that names none: runs are repeatable unless asked otherwise.
+/// Seed of a run that names none: the same every time, so that runs repeat unless they are asked to differ.
 const DEFAULT_SEED: u64 = 42;
+
+fn seed(config: &Config) -> u64 {
+    config.training.seed.unwrap_or(DEFAULT_SEED)
+}
 
 /// Trains as `config` says, on all ranks of this process.
 ///
@@ -94,10 +97,11 @@ pub fn open_data(config: &Config) -> Result<(Loader, ModelArgs)> {
         path: config.training.dataset_path.as_ref().map(Into::into),
         vocab_size: u32::try_from(args.vocab_size).unwrap_or(u32::MAX),
         token_width: None,
-        seed: config.training.seed.unwrap_or(DEFAULT_SEED),
+        seed: seed(config),
     };
     let loader = Loader::new(&spec, &tokenizer, config.training.seq_len)?;
-    if let Some(eos) = loader.eos_id() {
+    // Raw ids know no end of text unless a tokenizer was named; the configuration's then stands.
+    if let Some(eos) = loader.eos_id().filter(|_| kind != DatasetKind::Tokens || path.is_some()) {
         args.eos_id = eos as usize;
     }
     Ok((loader, args))
@@ -148,21 +152,8 @@ fn shows(rank: usize) -> bool {
     list.split(',').any(|r| r.trim().parse() == Ok(rank))
 }
 
-/// Sets every parameter from a safetensors file.
-///
-/// # Errors
-/// As [`weights::load`].
-pub fn load_weights(trainer: &Trainer, path: &Path) -> Result<()> {
-    let table = trainer.fsdp.table();
-    let specs: Vec<ParamSpec> =
-        table.iter().map(|(_, s)| ParamSpec::new(&s.name, s.shape.as_slice())).collect();
-    weights::load(path, &specs, &mut |name, values| {
-        let id = table.find(name).expect("the file was checked against the table");
-        trainer.fsdp.set(id, &mut |i| values[i])
-    })
-}
-
-/// Builds a trainer and gives its parameters their first values.
+/// Builds a trainer and gives its parameters their first values. Settings of the converter that fit no module are warned
+/// of, once.
 ///
 /// # Errors
 /// Limits of the adapter, or the weights file.
@@ -170,8 +161,13 @@ pub fn build(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &Mo
     let trainer =
         Trainer::new(gpu, comm.clone(), args, &Converters::new(config), recipe(config, comm.size())?)?;
     match &config.checkpoint.initial_load_path {
-        Some(path) => load_weights(&trainer, Path::new(path))?,
-        None => trainer.initialize(Seed(config.training.seed.unwrap_or(DEFAULT_SEED)))?,
+        Some(path) => state::load(&trainer, Path::new(path))?,
+        None => trainer.initialize(Seed(seed(config)))?,
+    }
+    if comm.rank() == 0 {
+        for warning in trainer.model().warnings() {
+            log::warn!("{warning}");
+        }
     }
     Ok(trainer)
 }
@@ -228,6 +224,7 @@ impl<'a> Rank<'a> {
             lines.say(&line);
         }
         lines.say(&format!("data: {}", loader.summary()));
+        lines.say(&report::seed(config.training.seed, seed(config)));
         lines.say(&report::plan(config, &*comm, trainer.accumulation()));
         let folder = Path::new(&config.job.dump_folder);
         let metrics = if rank == 0 { Some(MetricsFile::open(folder)?) } else { None };

@@ -120,6 +120,36 @@ impl Trainer {
         self.fsdp.fetch(&self.fsdp.master, id)
     }
 
+    /// Values of the expert bias (E) of MoE layer `layer`.
+    ///
+    /// # Errors
+    /// What the device reported.
+    ///
+    /// # Panics
+    /// When `layer` is no MoE layer.
+    pub fn bias(&self, layer: usize) -> Result<Vec<f32>> {
+        self.bias_tensor(layer).to_f32(&self.gpu)
+    }
+
+    /// Replaces the expert bias (E) of MoE layer `layer`; the same on every rank.
+    ///
+    /// # Errors
+    /// What the device reported.
+    ///
+    /// # Panics
+    /// When `layer` is no MoE layer, or has another number of experts.
+    pub fn set_bias(&self, layer: usize, values: &[f32]) -> Result<()> {
+        let bias = self.bias_tensor(layer);
+        assert_eq!(values.len(), bias.numel(), "values for the bias {:?} of layer {layer}", bias.shape());
+        let (buffer, offset) = bias.memory();
+        self.gpu.upload(buffer, offset, bytemuck::cast_slice(values))
+    }
+
+    fn bias_tensor(&self, layer: usize) -> &Tensor {
+        let biases = self.model.biases();
+        biases.iter().find(|(i, _)| *i == layer).unwrap_or_else(|| panic!("layer {layer} has no experts")).1
+    }
+
     /// Puts a batch on the device: one upload.
     ///
     /// # Errors
