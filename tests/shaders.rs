@@ -65,6 +65,24 @@ impl Shader {
         .collect()
     }
 
+    /// Fails where the entry point takes more than what an adapter must have to be accepted.
+    fn fits_needed_limits(&self) -> Result<(), String> {
+        let entry = self.module.entry_points.iter().find(|e| e.name == self.entry).expect("an entry point");
+        let shared = self.module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
+        let shared = shared.map(|(_, v)| self.module.types[v.ty].inner.size(self.module.to_ctx())).sum();
+        let storage = self.resources().len() as u32 - 1;
+        for (what, has, most) in [
+            ("storage bindings", storage, gpu::NEEDED_BINDINGS),
+            ("threads", entry.workgroup_size.iter().product(), gpu::NEEDED_INVOCATIONS),
+            ("bytes of workgroup memory", shared, gpu::NEEDED_WORKGROUP_MEMORY),
+        ] {
+            if has > most {
+                return Err(format!("{has} {what}, at most {most} may be counted on"));
+            }
+        }
+        Ok(())
+    }
+
     fn write_spirv(&self) -> Result<(), String> {
         let target = |(r, _): &Resource| {
             (*r, spv::BindingInfo { descriptor_set: r.group, binding: r.binding, binding_array_size: None })
@@ -100,8 +118,8 @@ impl Shader {
             entry_point: Some((ShaderStage::Compute, self.entry.clone())),
             ..Default::default()
         };
-        let (_, written) = msl::write_string(&self.module, &self.info, &options, &pipeline)
-            .map_err(|e| e.to_string())?;
+        let (_, written) =
+            msl::write_string(&self.module, &self.info, &options, &pipeline).map_err(|e| e.to_string())?;
         written.entry_point_names.into_iter().try_for_each(|name| name.map(drop).map_err(|e| e.to_string()))
     }
 
@@ -142,6 +160,7 @@ fn registers_are_apart(text: &str) -> Result<(), String> {
 /// All that is asked of a kernel's text.
 fn check(text: &str, entry: &str) -> Result<(), String> {
     let alone = Shader::parse(text, entry)?.alone()?;
+    alone.fits_needed_limits()?;
     alone.write_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
     alone.write_msl().map_err(|e| format!("MSL: {e}"))?;
     alone.write_hlsl().map_err(|e| format!("HLSL: {e}"))?;
@@ -175,6 +194,7 @@ fn every_kernel_is_written_for_every_backend() {
 }
 
 const TWO: &str = "
+var<workgroup> w: array<u32, 4160>;
 @group(0) @binding(0) var<uniform> p: vec4<u32>;
 @group(0) @binding(1) var<storage, read> a: array<u32>;
 @group(0) @binding(1) var<storage, read> b: array<u32>;
@@ -201,6 +221,8 @@ fn planted_faults_are_found() {
         ("c[0] = a[p.x]", "c[0] = a[p.x] + b[0]", "onflict"),
         ("fn one() {", "fn one() { let wide = 1.0lf;", "f64"),
         ("fn one()", "fn other()", "no entry point one"),
+        ("(1) fn one", "(16, 17) fn one", "272 threads"),
+        ("fn one() {", "fn one() { w[p.x] = p.y;", "16640 bytes"),
     ] {
         assert!(TWO.contains(from));
         let error = check(&TWO.replace(from, to), "one").expect_err(to);

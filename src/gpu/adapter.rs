@@ -78,10 +78,12 @@ pub(super) struct Opened {
     pub caps: Caps,
 }
 
-/// What every kernel counts on; an adapter without these is rejected by name and number.
-const NEEDED_BINDINGS: u32 = 8;
-const NEEDED_INVOCATIONS: u32 = 256;
-const NEEDED_WORKGROUP_MEMORY: u32 = 16 << 10;
+/// Storage bindings that a kernel may have; an adapter with fewer is rejected by name and number, as for the others.
+pub const NEEDED_BINDINGS: u32 = 8;
+/// Threads that a workgroup may have.
+pub const NEEDED_INVOCATIONS: u32 = 256;
+/// Bytes that a workgroup may share.
+pub const NEEDED_WORKGROUP_MEMORY: u32 = 16 << 10;
 
 fn adapters() -> Vec<wgpu::Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
@@ -102,28 +104,27 @@ fn caps(adapter: &wgpu::Adapter) -> Caps {
 
 /// Why `adapter` cannot run the kernels, if so.
 fn rejection(adapter: &wgpu::Adapter) -> Option<String> {
-    let l = adapter.limits();
-    let need = |what: &str, have: u32, need: u32| {
-        (have < need).then(|| format!("{what} is {have}, moe8 needs {need}"))
-    };
-    if !adapter.get_downlevel_capabilities().flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
+    let flags = adapter.get_downlevel_capabilities().flags;
+    shortcoming(flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS), &adapter.limits())
+}
+
+/// What an adapter with these limits lacks: which limit, how much it is and how much is needed.
+fn shortcoming(compute: bool, l: &wgpu::Limits) -> Option<String> {
+    if !compute {
         return Some("it has no compute shaders".into());
     }
-    need("max_storage_buffers_per_shader_stage", l.max_storage_buffers_per_shader_stage, NEEDED_BINDINGS)
-        .or_else(|| {
-            need(
-                "max_compute_invocations_per_workgroup",
-                l.max_compute_invocations_per_workgroup,
-                NEEDED_INVOCATIONS,
-            )
-        })
-        .or_else(|| {
-            need(
-                "max_compute_workgroup_storage_size",
-                l.max_compute_workgroup_storage_size,
-                NEEDED_WORKGROUP_MEMORY,
-            )
-        })
+    let needs = [
+        ("max_storage_buffers_per_shader_stage", l.max_storage_buffers_per_shader_stage, NEEDED_BINDINGS),
+        (
+            "max_compute_invocations_per_workgroup",
+            l.max_compute_invocations_per_workgroup,
+            NEEDED_INVOCATIONS,
+        ),
+        ("max_compute_workgroup_size_x", l.max_compute_workgroup_size_x, NEEDED_INVOCATIONS),
+        ("max_compute_workgroup_storage_size", l.max_compute_workgroup_storage_size, NEEDED_WORKGROUP_MEMORY),
+    ];
+    let (what, have, need) = needs.into_iter().find(|(_, have, need)| have < need)?;
+    Some(format!("{what} is {have}, moe8 needs {need}"))
 }
 
 fn line(adapter: &wgpu::Adapter) -> AdapterLine {
@@ -211,4 +212,38 @@ fn request(adapter: &wgpu::Adapter) -> Result<Opened> {
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
         caps: caps(adapter),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NEEDED_BINDINGS, shortcoming};
+
+    #[test]
+    fn a_missing_limit_is_named_with_both_numbers() {
+        let enough = wgpu::Limits::default();
+        assert_eq!(shortcoming(true, &enough), None, "WebGPU's defaults are enough");
+        assert!(shortcoming(false, &enough).unwrap().contains("no compute shaders"));
+        let least = wgpu::Limits { max_storage_buffers_per_shader_stage: NEEDED_BINDINGS, ..enough.clone() };
+        assert_eq!(shortcoming(true, &least), None);
+        for (limits, words) in [
+            (
+                wgpu::Limits { max_storage_buffers_per_shader_stage: 7, ..enough.clone() },
+                "max_storage_buffers_per_shader_stage is 7, moe8 needs 8",
+            ),
+            (
+                wgpu::Limits { max_compute_invocations_per_workgroup: 128, ..enough.clone() },
+                "max_compute_invocations_per_workgroup is 128, moe8 needs 256",
+            ),
+            (
+                wgpu::Limits { max_compute_workgroup_size_x: 64, ..enough.clone() },
+                "max_compute_workgroup_size_x is 64, moe8 needs 256",
+            ),
+            (
+                wgpu::Limits { max_compute_workgroup_storage_size: 0, ..enough.clone() },
+                "max_compute_workgroup_storage_size is 0, moe8 needs 16384",
+            ),
+        ] {
+            assert_eq!(shortcoming(true, &limits).as_deref(), Some(words));
+        }
+    }
 }

@@ -12,7 +12,9 @@ mod recorder;
 mod repeat;
 mod transfer;
 
-pub use adapter::{AdapterLine, DeviceChoice, list_adapters};
+pub use adapter::{
+    AdapterLine, DeviceChoice, NEEDED_BINDINGS, NEEDED_INVOCATIONS, NEEDED_WORKGROUP_MEMORY, list_adapters,
+};
 pub use buffer::Buffer;
 pub use kernel::{Kernel, Params, Variant};
 pub use recorder::{Access, Binding, Counters, kernels};

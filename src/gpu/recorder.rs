@@ -19,7 +19,8 @@ const MAX_GRID: u32 = 65535;
 
 crate::params! { struct Fill { words: u32, word: u32 } }
 
-const FILL: Kernel = Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
+const FILL: Kernel =
+    Kernel { name: "fill", text: include_str!("../../shaders/lib/fill.wgsl"), entry: "main" };
 
 /// The layer's own kernels in every variant, for validation without a GPU.
 pub fn kernels() -> Vec<(Kernel, Variant)> {
