@@ -284,3 +284,23 @@ fn a_disk_that_fills_while_weights_are_written() {
     );
     assert_eq!(String::from_utf8_lossy(&out.stdout), "w.safetensors\nold\n");
 }
+
+/// Not an error, since upstream ignores them: names that fit no module.
+#[test]
+fn names_that_fit_no_module_are_warned_of_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = succeed(&format!(
+        "train SMALL --ranks 2 --training.steps=1 --job.dump_folder={} --float8.moe_fqns_prototype=expurts \
+         --float8.filter_fqns=outputs,router.gate",
+        dir.path().display()
+    ));
+    let text = stderr(&out);
+    for line in [
+        "WARNING - float8.moe_fqns_prototype has \"expurts\", which is in the name of no experts module; the nearest: \
+         layers.1.moe.experts, ",
+        "WARNING - float8.filter_fqns has \"outputs\", which is in the name of no linear; the nearest: output, ",
+    ] {
+        assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
+    }
+    assert!(!text.contains("router.gate\", which"), "{text}");
+}
