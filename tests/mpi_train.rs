@@ -32,10 +32,9 @@ fn mpi_ranks_train_like_threads() {
     if !is_child() {
         return [1, 2, 3].into_iter().for_each(|n| succeed("mpi_ranks_train_like_threads", n));
     }
-    let mut size = 0;
-    let mine = comm::run(None, |comm| {
-        size = comm.size();
-        losses(Arc::from(comm))
+    let (size, mine) = comm::run(None, |comm| {
+        let size = comm.size();
+        Ok((size, losses(Arc::from(comm))?))
     })
     .expect("a run under MPI")
     .remove(0);

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use super::RunOptions;
 use crate::config::{Config, list_keys};
+use crate::train::report::thousands;
 use crate::{Error, Result};
 
 /// Checks the configuration for `--ranks` ranks and prints it as TOML, then the derived numbers as comments.
@@ -53,27 +54,4 @@ fn derived(config: &Config, ranks: usize) -> Result<String> {
         thousands(args.flops_per_token(t.seq_len)),
         thousands(sequences.saturating_mul(t.seq_len) as u64),
     ))
-}
-
-/// `1234567` as `1,234,567`.
-pub fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn thousands() {
-        for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (15_123_712, "15,123,712")] {
-            assert_eq!(super::thousands(n), text);
-        }
-    }
 }

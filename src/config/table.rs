@@ -281,7 +281,7 @@ sections! {
         /// Ranks that the model is sharded over (FSDP); -1: all.
         data_parallel_shard_degree: i64 = -1 => YES;
         /// Whether gathered weights are freed between forward and backward.
-        fsdp_reshard_after_forward: Reshard = Reshard::Default => warn("\"default\"", "moe8 does not offer the choice yet; the results are the same");
+        fsdp_reshard_after_forward: Reshard = Reshard::Default => YES;
         /// Tensor parallelism.
         tensor_parallel_degree: usize = 1 => refuse("1", DATA_PARALLEL_ONLY);
         /// Keep logits whole under tensor parallelism.

@@ -86,8 +86,15 @@ pub const NEEDED_INVOCATIONS: u32 = 256;
 pub const NEEDED_WORKGROUP_MEMORY: u32 = 16 << 10;
 
 fn adapters() -> Vec<wgpu::Adapter> {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
-    pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()))
+    let find = |backends| {
+        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+        descriptor.backends &= backends;
+        let instance = wgpu::Instance::new(descriptor);
+        pollster::block_on(instance.enumerate_adapters(backends))
+    };
+    let native = find(wgpu::Backends::PRIMARY);
+    // OpenGL shows the same devices again with fewer abilities: only where there is nothing else.
+    if native.is_empty() { find(wgpu::Backends::SECONDARY) } else { native }
 }
 
 fn caps(adapter: &wgpu::Adapter) -> Caps {

@@ -97,11 +97,15 @@ pub fn log_line(record: &StepRecord, rates: &Rates, color: bool) -> String {
 
 /// `x` with so many decimals and commas between groups of three digits, as Python's `{:,}`.
 pub fn thousands(x: f64, decimals: usize) -> String {
-    let text = format!("{:.decimals$}", if decimals == 0 { x.round_ties_even() } else { x });
+    group_digits(&format!("{:.decimals$}", if decimals == 0 { x.round_ties_even() } else { x }))
+}
+
+/// A number in decimal notation with commas between groups of three digits; NaN and infinities as they are.
+pub fn group_digits(text: &str) -> String {
     let digits = text.trim_start_matches('-');
     let whole = digits.split('.').next().unwrap_or(digits);
     if !whole.bytes().all(|b| b.is_ascii_digit()) {
-        return text; // NaN, inf
+        return text.to_string();
     }
     let mut out = text[..text.len() - digits.len()].to_string();
     for (i, c) in whole.chars().enumerate() {

@@ -1,5 +1,6 @@
 //! What a run says at its start.
 
+use super::metrics::group_digits;
 use crate::comm::Communicator;
 use crate::config::{Config, ModelArgs};
 use crate::gpu::Gpu;
@@ -9,15 +10,7 @@ use crate::ops::fp8_linear::Recipe;
 
 /// `1234567` as `1,234,567`.
 pub fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
+    group_digits(&n.to_string())
 }
 
 /// Bytes in GiB, MiB or KiB.
