@@ -5,11 +5,11 @@
 //! the root of small second moments amplifies that over ten steps, hence 1e-4 on losses.
 
 use moe8::comm::{Communicator, Solo};
-use moe8::config::{AttnMask, Config, Flavor, ModelArgs};
+use moe8::config::{AttnMask, Config, DecayType, Flavor, ModelArgs};
 use moe8::gpu::{DeviceChoice, Gpu};
 use moe8::nn::Converters;
 use moe8::num::{DType, formula};
-use moe8::optim::{Decay, Hyper, Schedule};
+use moe8::optim::{Hyper, Schedule};
 use moe8::params::{Init, Spec};
 use moe8::reference::compare;
 use moe8::train::data::Batch;
@@ -89,7 +89,7 @@ fn recipe(param_dtype: DType, steps: usize, eps: f32) -> Recipe {
         reshard: false,
         lr: 4e-3,
         hyper: Hyper { beta1: 0.9, beta2: 0.95, eps, weight_decay: 0.1 },
-        schedule: Schedule::new(steps, 2, Some(0.8), Decay::Linear, 0.1),
+        schedule: Schedule::new(steps, 2, Some(0.8), DecayType::Linear, 0.1),
         max_norm: 1.0,
         load_balance: Some(1e-3),
         accumulation: 1,

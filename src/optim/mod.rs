@@ -4,4 +4,4 @@ mod adamw;
 mod schedule;
 
 pub use adamw::{AdamW, Hyper};
-pub use schedule::{Decay, Schedule};
+pub use schedule::Schedule;

@@ -168,13 +168,14 @@ impl Fsdp {
         Ok(all.chunks(width).take(rows).flat_map(|r| r[..cols].iter().copied()).collect())
     }
 
-    /// Whether gathered weights are needed for backward now: the last block then stays gathered.
+    /// Says that a forward pass begins; its gradients are added to those of the step so far if `accumulate`, else they
+    /// replace them.
     pub fn start(&self, accumulate: bool) {
         self.accumulate.set(accumulate);
         self.backward.set(false);
     }
 
-    /// Says that backward begins.
+    /// Says that backward begins: from now on a block that is left is not needed again in this pass.
     pub fn start_backward(&self) {
         self.backward.set(true);
     }

@@ -7,11 +7,11 @@ use super::trainer::{Pending, Recipe, StepStats, Trainer};
 use super::{logger, report, state};
 use crate::Result;
 use crate::comm::{self, Communicator};
-use crate::config::{Config, Dataset, DecayType, ModelArgs, Precision, Reshard, Vocabulary};
+use crate::config::{Config, Dataset, ModelArgs, Precision, Reshard, Vocabulary};
 use crate::gpu::{Counters, DeviceChoice, Gpu};
 use crate::nn::{Converters, Seed};
 use crate::num::DType;
-use crate::optim::{Decay, Hyper, Schedule};
+use crate::optim::{Hyper, Schedule};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -119,11 +119,6 @@ pub fn recipe(config: &Config, world: usize) -> Result<Recipe> {
         Precision::Bfloat16 => DType::BF16,
         Precision::Float32 => DType::F32,
     };
-    let curve = match s.decay_type {
-        DecayType::Linear => Decay::Linear,
-        DecayType::Sqrt => Decay::Sqrt,
-        DecayType::Cosine => Decay::Cosine,
-    };
     Ok(Recipe {
         param_dtype: dtype(t.mixed_precision_param),
         reduce_dtype: dtype(t.mixed_precision_reduce),
@@ -139,7 +134,7 @@ pub fn recipe(config: &Config, world: usize) -> Result<Recipe> {
             eps: o.eps as f32,
             weight_decay: o.weight_decay as f32,
         },
-        schedule: Schedule::new(t.steps, s.warmup_steps, s.decay_ratio, curve, s.lr_min),
+        schedule: Schedule::new(t.steps, s.warmup_steps, s.decay_ratio, s.decay_type, s.lr_min),
         max_norm: t.max_norm as f32,
         load_balance: config.args.load_balance_coeff.map(|c| c as f32),
         accumulation: config.accumulation_steps(world)?,

@@ -3,11 +3,11 @@
 #![allow(dead_code, reason = "each test program uses its own part of this module")]
 
 use moe8::comm::Communicator;
-use moe8::config::{Config, ModelArgs};
+use moe8::config::{Config, DecayType, ModelArgs};
 use moe8::gpu::Gpu;
 use moe8::nn::{Converters, Seed};
 use moe8::num::{DType, formula};
-use moe8::optim::{Decay, Hyper, Schedule};
+use moe8::optim::{Hyper, Schedule};
 use moe8::train::data::Batch;
 use moe8::train::trainer::{Recipe, Trainer};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub fn recipe(param_dtype: DType, steps: usize) -> Recipe {
         reshard: true,
         lr: 4e-3,
         hyper: Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
-        schedule: Schedule::new(steps, 2, Some(0.8), Decay::Linear, 0.1),
+        schedule: Schedule::new(steps, 2, Some(0.8), DecayType::Linear, 0.1),
         max_norm: 1.0,
         load_balance: Some(1e-3),
         accumulation: 1,
