@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Train Mixture-of-Experts models in emulated FP8 on any GPU that wgpu can open.
 #[derive(Debug, Parser)]
@@ -29,6 +29,8 @@ pub enum Command {
     Devices(RunArgs),
     /// Write a model's weights to a safetensors file.
     Export(ExportArgs),
+    /// Measure kernels and training steps.
+    Bench(BenchArgs),
 }
 
 /// Flags of every subcommand that reads a configuration.
@@ -74,4 +76,31 @@ pub struct ExportArgs {
     /// File to write.
     #[arg(long, short, value_name = "FILE", default_value = "model.safetensors")]
     pub output: PathBuf,
+}
+
+/// What `moe8 bench` can measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchOp {
+    /// A training step of the debug model (its keys can be set).
+    Step,
+}
+
+/// Flags of `moe8 bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[arg(value_enum)]
+    pub op: BenchOp,
+    /// The common flags.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Measure on a software adapter too.
+    #[arg(long)]
+    pub allow_software: bool,
+    /// Of `step`: time every launch by itself, and print where the time goes.
+    #[arg(long)]
+    pub profile: bool,
+    /// Only this precision.
+    #[arg(long, value_name = "f32|bf16|fp8", value_parser = ["f32", "bf16", "fp8"])]
+    pub precision: Option<String>,
 }

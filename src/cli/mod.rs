@@ -13,6 +13,7 @@ use crate::train::logger;
 use crate::train::run;
 
 pub mod args;
+pub mod bench;
 pub mod config;
 pub mod devices;
 pub mod export;
@@ -107,12 +108,16 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
     let (args, output) = match &cli.command {
         Command::Train(args) | Command::Devices(args) => (args, None),
         Command::Config(args) => (&args.run, None),
+        Command::Bench(args) => (&args.run, None),
         Command::Export(args) => (&args.run, Some(args.output.clone())),
     };
     if matches!(&cli.command, Command::Config(args) if args.keys) {
         return config::print_keys();
     }
     let opts = RunOptions::new(args, output);
+    if let Command::Bench(args) = &cli.command {
+        return bench::run(args, &opts, overrides);
+    }
     let Loaded { config, warnings } = Config::load(args.config.as_deref(), overrides)?;
     for warning in warnings {
         log::warn!("{warning}");
@@ -122,5 +127,7 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
         Command::Config(_) => config::run(&config, &opts),
         Command::Devices(_) => devices::run(&config, &opts),
         Command::Export(_) => export::run(&config, &opts),
+        // Has a configuration of its own.
+        Command::Bench(args) => bench::run(args, &opts, overrides),
     }
 }

@@ -205,7 +205,8 @@ fn request(adapter: &wgpu::Adapter) -> Result<Opened> {
     let info = adapter.get_info();
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("moe8"),
-        required_features: wgpu::Features::empty(),
+        // For benchmarks only; nothing needs it.
+        required_features: adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
         required_limits: adapter.limits(),
         ..Default::default()
     };

@@ -68,6 +68,15 @@ impl Variant {
     }
 }
 
+/// `WX=8 A=e4m3`: the constants, then the dtypes.
+impl std::fmt::Display for Variant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let constants = self.constants.iter().map(|(name, value)| format!("{name}={value}"));
+        let quads = self.quads.iter().map(|(name, dtype)| format!("{name}={dtype}"));
+        f.write_str(&constants.chain(quads).collect::<Vec<_>>().join(" "))
+    }
+}
+
 /// The files that every kernel may call.
 const LIBRARY: [(&str, &str); 3] = [
     ("lib/grid.wgsl", include_str!("../../shaders/lib/grid.wgsl")),
@@ -88,7 +97,7 @@ impl Kernel {
     }
 
     pub(super) fn key(&self, variant: &Variant) -> String {
-        format!("{} {variant:?}", self.name)
+        format!("{} {variant}", self.name)
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod adapter;
 mod buffer;
+mod clock;
 mod errors;
 mod kernel;
 mod recorder;
@@ -16,6 +17,7 @@ pub use adapter::{
     AdapterLine, DeviceChoice, NEEDED_BINDINGS, NEEDED_INVOCATIONS, NEEDED_WORKGROUP_MEMORY, list_adapters,
 };
 pub use buffer::Buffer;
+pub use clock::{Clock, KernelTime, Timing};
 pub use kernel::{Kernel, Params, Variant};
 pub use recorder::{Access, Binding, Counters, kernels};
 pub use transfer::Download;
@@ -53,6 +55,10 @@ pub struct Options {
     pub poison: bool,
     /// Run the code meant for real GPUs on a software adapter too: [`Caps::software`] becomes false (tests).
     pub treat_as_hardware: bool,
+    /// Time each launch by itself, for [`Gpu::profile`]; slow, and a flush waits for the device.
+    pub profile: bool,
+    /// Read every timestamp as zero, as some drivers do (tests of the fallback).
+    pub zero_timestamps: bool,
 }
 
 /// An open adapter, or a planner. Cloning is cheap; all clones share one queue and one memory pool.

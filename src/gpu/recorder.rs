@@ -5,7 +5,7 @@
 //! nothing is created.
 
 use super::kernel::{Reflection, reflect};
-use super::{Buffer, Gpu, Kernel, Params, Variant, transfer};
+use super::{Buffer, Gpu, Kernel, Params, Variant, clock, transfer};
 use crate::Result;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,6 +82,9 @@ pub(super) struct State {
     uniforms: Vec<wgpu::Buffer>,
     params: Vec<u8>,
     pub pending: Vec<transfer::Mapping>,
+    /// Timestamps around each pass, while somebody wants them.
+    pub stamps: Option<clock::Stamps>,
+    pub profile: clock::Profile,
 }
 
 impl State {
@@ -94,10 +97,22 @@ impl State {
 
     fn pass(&mut self, device: &wgpu::Device) -> &mut wgpu::ComputePass<'static> {
         if self.pass.is_none() {
-            let pass = self.encoder(device).begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            let stamps = self.stamps.as_mut().map(|s| s.next(device));
+            let timestamp_writes = stamps.as_ref().map(|(set, at)| wgpu::ComputePassTimestampWrites {
+                query_set: set,
+                beginning_of_pass_write_index: Some(*at),
+                end_of_pass_write_index: Some(at + 1),
+            });
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            let pass = self.encoder(device).begin_compute_pass(&descriptor);
             self.pass = Some(pass.forget_lifetime());
         }
         self.pass.as_mut().expect("a pass was just opened")
+    }
+
+    /// Ends the open pass, so that the next dispatch opens one of its own.
+    pub fn close_pass(&mut self) {
+        self.pass = None;
     }
 
     /// Keys of all pipelines, sorted.
@@ -157,18 +172,20 @@ impl Gpu {
         if groups == 0 {
             return Ok(());
         }
+        let began = self.profile_begin()?;
         let mut state = self.state();
         state.counters.dispatches += 1;
         let Some((device, _)) = &self.0.device else { return Ok(()) };
         let (raw, layout) = pipeline.raw.as_ref().expect("a device's pipelines are compiled");
         let (chunk, offset) = state.slot(device, bytemuck::bytes_of(params));
-        let group = bind_group(&mut state, device, layout, (key, chunk), bindings);
+        let group = bind_group(&mut state, device, layout, (key.clone(), chunk), bindings);
         let (x, y) = fold(groups);
         let pass = state.pass(device);
         pass.set_pipeline(raw);
         pass.set_bind_group(0, &group, &[offset]);
         pass.dispatch_workgroups(x, y, 1);
-        Ok(())
+        drop(state);
+        self.profile_end(began, key, groups)
     }
 
     fn compile<P: Params>(&self, kernel: &Kernel, variant: &Variant, key: &str) -> Result<Arc<Pipeline>> {
@@ -243,6 +260,7 @@ impl Gpu {
                     mapping.start(&submit);
                 }
                 let _ = device.poll(wgpu::PollType::Poll);
+                self.profile_collect(&mut state);
             }
         }
         drop(state);

@@ -1,0 +1,197 @@
+//! Whole training steps: the time of one, and where it goes.
+
+use crate::comm::{Communicator, Solo};
+use crate::config::Config;
+use crate::gpu::{Clock, Gpu, KernelTime};
+use crate::train::data::{Batch, Loader};
+use crate::train::run::{build, open_data};
+use crate::train::trainer::Trainer;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// Steps before anything is timed: the first two make buffers, bind groups and pipelines.
+const FIRST_STEPS: usize = 3;
+/// Most lines of the second table of [`Profile::table`].
+const LONGEST: usize = 40;
+
+/// How the step's linears and experts compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// All in f32.
+    F32,
+    /// bf16 weights and activations.
+    Bf16,
+    /// bf16, with linears and experts in fp8, row-wise.
+    Fp8,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Fp8];
+
+    /// As in a row's `dtype`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::Fp8 => "fp8",
+        }
+    }
+
+    /// The configuration keys that ask for it.
+    pub fn overrides(self) -> Vec<String> {
+        let fp8 = [
+            "model.converters=float8",
+            "float8.recipe_name=rowwise",
+            "float8.moe_fqns_prototype=experts",
+            "float8.filter_fqns=output,router.gate",
+        ];
+        let dtype = if self == Precision::F32 { "float32" } else { "bfloat16" };
+        let mut keys = vec![format!("training.mixed_precision_param={dtype}")];
+        match self {
+            Precision::Fp8 => keys.extend(fp8.map(String::from)),
+            _ => keys.push("model.converters=".into()),
+        }
+        keys
+    }
+}
+
+/// The configuration of a benchmarked step: the debug model's on synthetic data, `batch` sequences of `seq` tokens, then the
+/// user's own keys.
+///
+/// # Errors
+/// A key or value that the user got wrong.
+pub fn config(precision: Precision, (batch, seq): (usize, usize), user: &[String]) -> Result<Config> {
+    let mut keys = vec![
+        "training.dataset=synthetic".to_string(),
+        format!("training.local_batch_size={batch}"),
+        format!("training.seq_len={seq}"),
+        "lr_scheduler.warmup_steps=2".into(),
+        "training.steps=1000".into(),
+    ];
+    keys.extend(precision.overrides());
+    keys.extend_from_slice(user);
+    let config = Config::load(None, &keys)?.config;
+    config.validate(1)?;
+    Ok(config)
+}
+
+/// A model that trains on one rank.
+pub struct Stepper {
+    trainer: Trainer,
+    loader: Loader,
+    batch: usize,
+    steps: usize,
+}
+
+impl Stepper {
+    /// Builds the model of `config` with its initial weights.
+    ///
+    /// # Errors
+    /// Limits or memory of the device.
+    pub fn new(gpu: &Gpu, config: &Config) -> Result<Stepper> {
+        let (loader, args) = open_data(config)?;
+        args.validate()?;
+        let solo: Arc<dyn Communicator> = Arc::new(Solo::new());
+        let trainer = build(config, gpu, &solo, &args)?;
+        Ok(Stepper { trainer, loader, batch: config.training.local_batch_size, steps: 0 })
+    }
+
+    /// The next step's rows, one batch per forward pass.
+    fn batches(&mut self) -> Result<Vec<Batch>> {
+        let passes = self.trainer.accumulation();
+        let first = (self.steps * passes * self.batch) as u64;
+        self.steps += 1;
+        (0..passes as u64)
+            .map(|pass| self.loader.batch(first + pass * self.batch as u64, self.batch))
+            .collect()
+    }
+
+    /// Trains `n` steps as a run does: each step's numbers are read while the next one is on the device. The last loss.
+    ///
+    /// # Errors
+    /// The device, its memory, or a loss that is no number.
+    pub fn run(&mut self, n: usize) -> Result<f64> {
+        let (mut waiting, mut loss) = (None, f64::NAN);
+        for _ in 0..n {
+            let batches = self.batches()?;
+            let pending = self.trainer.step(&batches)?;
+            if let Some(before) = waiting.replace(pending) {
+                loss = self.trainer.read(before)?.loss;
+            }
+        }
+        if let Some(last) = waiting {
+            loss = self.trainer.read(last)?.loss;
+        }
+        if loss.is_finite() {
+            return Ok(loss);
+        }
+        let what = format!("the loss of step {} is {loss}", self.steps);
+        Err(Error::user(what, "lower optimizer.lr, or run with --check-nan"))
+    }
+}
+
+/// Where the time of a step goes.
+pub struct Profile {
+    clock: Clock,
+    kernels: Vec<KernelTime>,
+    steps: usize,
+}
+
+/// Profiles `steps` steps of `config` on an adapter that was opened with [`crate::gpu::Options::profile`].
+///
+/// # Errors
+/// As [`Stepper::run`].
+pub fn profile(gpu: &Gpu, config: &Config, steps: usize) -> Result<Profile> {
+    let mut stepper = Stepper::new(gpu, config)?;
+    stepper.run(FIRST_STEPS)?;
+    gpu.reset_profile()?;
+    stepper.run(steps)?;
+    let (clock, kernels) = gpu.profile()?;
+    Ok(Profile { clock, kernels, steps: steps.max(1) })
+}
+
+impl Profile {
+    /// Milliseconds of one step, all launches added up.
+    pub fn total_ms(&self) -> f64 {
+        self.kernels.iter().map(|k| k.seconds).sum::<f64>() * 1e3 / self.steps as f64
+    }
+
+    /// Two tables: by kernel name, then by variant and number of workgroups. Times and launches are of one step.
+    pub fn table(&self) -> String {
+        let total = self.total_ms();
+        let mut names = BTreeMap::<&str, (u64, f64)>::new();
+        for k in &self.kernels {
+            let sum = names.entry(k.kernel.split(' ').next().unwrap_or_default()).or_default();
+            sum.0 += k.dispatches;
+            sum.1 += k.seconds;
+        }
+        let mut names: Vec<_> = names.into_iter().map(|(name, (n, s))| (name.to_string(), n, s)).collect();
+        names.sort_by(|a, b| b.2.total_cmp(&a.2));
+        let launches: u64 = self.kernels.iter().map(|k| k.dispatches).sum::<u64>() / self.steps as u64;
+        let mut out = format!(
+            "{total:.3} ms in {launches} launches of a step, each timed by itself ({} clock)\n",
+            self.clock.name()
+        );
+        self.lines(&mut out, names.into_iter());
+        let _ = writeln!(out, "by variant and workgroups, the {LONGEST} longest:");
+        let longest = self.kernels.iter().take(LONGEST);
+        self.lines(
+            &mut out,
+            longest.map(|k| (format!("{} x {}", k.groups, k.kernel), k.dispatches, k.seconds)),
+        );
+        out
+    }
+
+    fn lines(&self, out: &mut String, rows: impl Iterator<Item = (String, u64, f64)>) {
+        let _ = writeln!(out, "  share        ms  launches  kernel");
+        for (name, dispatches, seconds) in rows {
+            let ms = seconds * 1e3 / self.steps as f64;
+            let share = 100.0 * ms / self.total_ms().max(f64::MIN_POSITIVE);
+            let launches = dispatches / self.steps as u64;
+            let _ = writeln!(out, "{share:6.2}%  {ms:8.4}  {launches:8}  {name}");
+        }
+    }
+}
