@@ -7,7 +7,9 @@
 // 1. An 8 x 8 tile in registers: 16 quads loaded for 256 multiply-adds (nt, nn), 4 for 64 (tn).
 // 2. Loads of whole quads, decoded on the way in (X_get), and no workgroup memory: on software adapters it costs more
 //    than it saves, and on GPUs the neighbours' loads hit the cache.
-// 3. The scales of both operands, multiplied once per element at the end.
+// 3. The scales of both operands, multiplied once per element at the end (lib/gemm_store.wgsl).
+// 4. tn in parts (SPLIT): where the result has too few tiles to fill a GPU, each group's rows are cut into `splits` runs, every run
+//    leaves its own f32 sum, and gemm_sum.wgsl adds them in order.
 // Rows and columns past the end read the last one and are not stored; the padding of a row's last quad is zero.
 
 struct Gemm {
@@ -19,6 +21,7 @@ struct Gemm {
   row_group: u32,
   col_step: u32, // scale of out column j: col_scale[g * col_group + j * col_step]
   col_group: u32,
+  splits: u32,   // tn: runs of rows per group
 }
 
 @group(0) @binding(0) var<uniform> p: Gemm;
@@ -36,34 +39,6 @@ fn lane_row(y: u32) -> u32 {
     return 0u;
   }
   return y;
-}
-
-fn row_factor(g: u32, i: u32) -> f32 {
-  return row_scale[g * p.row_group + i * p.row_step];
-}
-
-fn col_factor(g: u32, j: u32) -> vec4<f32> {
-  let at = g * p.col_group;
-  let last = p.n - 1u;
-  return vec4<f32>(
-    col_scale[at + min(j, last) * p.col_step],
-    col_scale[at + min(j + 1u, last) * p.col_step],
-    col_scale[at + min(j + 2u, last) * p.col_step],
-    col_scale[at + min(j + 3u, last) * p.col_step],
-  );
-}
-
-// Writes one quad of the result at column j: scaled, zero past the width, added to what is there if ACCUMULATE.
-fn store(g: u32, i: u32, j: u32, at: u32, v: vec4<f32>) {
-  var r = v;
-  if SCALED == 1u {
-    r = (v * row_factor(g, i)) * col_factor(g, j);
-  }
-  r = select(vec4<f32>(0.0), r, vec4<u32>(j, j + 1u, j + 2u, j + 3u) < vec4<u32>(p.n));
-  if ACCUMULATE == 1u {
-    r += out_get(out[at]);
-  }
-  out[at] = out_put(r);
 }
 
 fn store_rows(rows: Rows, row0: u32, col0: u32, acc: ptr<function, array<vec4<f32>, 16>>) {
@@ -170,10 +145,11 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   let strips = div_up(p.n, 8u * WX);
   let heights = div_up(p.m, 8u * WY);
   let tile = grid_index(wg, nwg);
-  let group = tile / (strips * heights);
+  let group = (tile / (strips * heights)) % p.groups;
+  let part = tile / (strips * heights * p.groups);
   let row0 = (((tile / strips) % heights) * WY + lane_row(li.y)) * 8u;
   let col0 = ((tile % strips) * WX + li.x) * 8u;
-  if row0 >= p.m || col0 >= p.n || group >= p.groups {
+  if row0 >= p.m || col0 >= p.n || part >= p.splits {
     return;
   }
   let mq = div_up(p.m, 4u);
@@ -186,7 +162,11 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   var lo$i = vec4<f32>();
   var hi$i = vec4<f32>();
 //!end
-  let span = group_rows(group, p.k);
+  var span = group_rows(group, p.k);
+  if SPLIT == 1u {
+    let run = div_up(span.y - span.x, p.splits);
+    span = min(vec2<u32>(span.x + part * run, span.x + (part + 1u) * run), vec2<u32>(span.y));
+  }
   for (var r = span.x; r < span.y; r++) {
     let al = a_get(a[r * mq + a0]);
     let ah = a_get(a[r * mq + a1]);
@@ -206,7 +186,7 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
     hi7 += ah.w * bh;
   }
   var acc = array<vec4<f32>, 16>(lo0, hi0, lo1, hi1, lo2, hi2, lo3, hi3, lo4, hi4, lo5, hi5, lo6, hi6, lo7, hi7);
-  let base = group * p.m;
+  let base = (part * p.groups + group) * p.m;
   let height = min(p.m - row0, 8u);
   for (var i = 0u; i < height; i++) {
     let at = (base + row0 + i) * nq + b0;

@@ -20,14 +20,21 @@ crate::params! {
         row_group: u32,
         col_step: u32,
         col_group: u32,
+        splits: u32,
     }
 }
 
-const TEXT: &str =
-    concat!(include_str!("../../shaders/lib/groups.wgsl"), include_str!("../../shaders/gemm.wgsl"));
+const TEXT: &str = concat!(
+    include_str!("../../shaders/lib/groups.wgsl"),
+    include_str!("../../shaders/lib/gemm_store.wgsl"),
+    include_str!("../../shaders/gemm.wgsl")
+);
+const SUM_TEXT: &str =
+    concat!(include_str!("../../shaders/lib/gemm_store.wgsl"), include_str!("../../shaders/gemm_sum.wgsl"));
 const NT: Kernel = Kernel { name: "gemm.nt", text: TEXT, entry: "nt" };
 const NN: Kernel = Kernel { name: "gemm.nn", text: TEXT, entry: "nn" };
 const TN: Kernel = Kernel { name: "gemm.tn", text: TEXT, entry: "tn" };
+const SUM: Kernel = Kernel { name: "gemm_sum.sum", text: SUM_TEXT, entry: "sum" };
 
 /// Edge of the tile that one thread computes.
 const TILE: usize = 8;
@@ -177,18 +184,57 @@ fn workgroup(software: bool) -> (usize, usize) {
     if software { (8, 1) } else { (8, 8) }
 }
 
-fn variant(kinds: [DType; 3], flags: [bool; 3], software: bool) -> Variant {
+/// Workgroups that fill a large GPU, and the fewest rows that are worth a run of their own.
+const FULL_GPU: usize = 512;
+const SHORTEST_RUN: usize = 128;
+
+/// Runs of rows per group for a `tn` of `tiles` workgroups: 1 where the tiles alone fill the adapter.
+fn splits(dims: Dims, tiles: usize, software: bool) -> usize {
+    let wanted = FULL_GPU.div_ceil(tiles.max(1));
+    let longest = (dims.k / dims.groups.max(1)).div_ceil(SHORTEST_RUN);
+    if software { 1 } else { wanted.min(longest).clamp(1, 64) }
+}
+
+/// What a variant does beside multiplying.
+#[derive(Clone, Copy, Default)]
+struct Flags {
+    grouped: bool,
+    scaled: bool,
+    accumulate: bool,
+    split: bool,
+}
+
+fn variant(kinds: [DType; 3], flags: Flags, software: bool) -> Variant {
     let (wx, wy) = workgroup(software);
-    let [grouped, scaled, accumulate] = flags.map(u32::from);
-    Variant::new()
+    sum_variant(kinds[2], flags)
         .constant("WX", wx as u32)
         .constant("WY", wy as u32)
-        .constant("GROUPED", grouped)
-        .constant("SCALED", scaled)
-        .constant("ACCUMULATE", accumulate)
+        .constant("GROUPED", flags.grouped.into())
+        .constant("SPLIT", flags.split.into())
         .quad("A", kinds[0])
         .quad("B", kinds[1])
-        .quad("OUT", kinds[2])
+}
+
+fn sum_variant(out: DType, flags: Flags) -> Variant {
+    Variant::new()
+        .constant("SCALED", flags.scaled.into())
+        .constant("ACCUMULATE", flags.accumulate.into())
+        .quad("OUT", out)
+}
+
+fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
+    let step = |pick: fn(&(Scale<'_>, Scale<'_>)) -> usize| options.scales.as_ref().map_or(0, pick) as u32;
+    Gemm {
+        m: dims.m as u32,
+        n: dims.n as u32,
+        k: dims.k as u32,
+        groups: dims.groups as u32,
+        row_step: step(|s| s.0.step),
+        row_group: step(|s| s.0.group),
+        col_step: step(|s| s.1.step),
+        col_group: step(|s| s.1.group),
+        splits: splits as u32,
+    }
 }
 
 fn launch(
@@ -210,27 +256,31 @@ fn launch(
         // Every group and the tail may end in one tile that is not full.
         (dims.m.div_ceil(TILE * wy) + if grouped { dims.groups } else { 0 }) * strips
     };
+    let splits = if kernel.entry == "tn" { splits(dims, tiles, software) } else { 1 };
+    let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
     let unused = a.read();
     let (row, col) = match options.scales {
         Some((row, col)) => (row.values.read(), col.values.read()),
         None => (unused.clone(), unused.clone()),
     };
-    let bindings: [Binding; 6] =
-        [a.read(), b.read(), options.offs.map_or(unused, Tensor::read), row, col, out.write()];
-    let step = |pick: fn(&(Scale<'_>, Scale<'_>)) -> usize| options.scales.as_ref().map_or(0, pick) as u32;
-    let params = Gemm {
-        m: dims.m as u32,
-        n: dims.n as u32,
-        k: dims.k as u32,
-        groups: dims.groups as u32,
-        row_step: step(|s| s.0.step),
-        row_group: step(|s| s.0.group),
-        col_step: step(|s| s.1.step),
-        col_group: step(|s| s.1.group),
-    };
-    let flags = [grouped, options.scales.is_some(), accumulate];
-    let variant = variant([a.dtype(), b.dtype(), out.dtype()], flags, software);
-    gpu.dispatch(kernel, &variant, &params, &bindings, tiles as u32)
+    let offs = options.offs.map_or(unused, Tensor::read);
+    let params = params(dims, options, splits);
+    if !flags.split {
+        let variant = variant([a.dtype(), b.dtype(), out.dtype()], flags, software);
+        let bindings: [Binding; 6] = [a.read(), b.read(), offs, row, col, out.write()];
+        return gpu.dispatch(kernel, &variant, &params, &bindings, tiles as u32);
+    }
+    let parts = Tensor::empty(gpu, "gemm parts", &[splits * dims.groups * dims.m, dims.n], DType::F32)?;
+    let first = variant(
+        [a.dtype(), b.dtype(), DType::F32],
+        Flags { grouped, split: true, ..Flags::default() },
+        false,
+    );
+    let bindings: [Binding; 6] = [a.read(), b.read(), offs, row.clone(), col.clone(), parts.write()];
+    gpu.dispatch(kernel, &first, &params, &bindings, (tiles * splits) as u32)?;
+    let quads = dims.groups * dims.m * dims.n.div_ceil(4);
+    let bindings: [Binding; 4] = [parts.read(), row, col, out.write()];
+    gpu.dispatch(&SUM, &sum_variant(out.dtype(), flags), &params, &bindings, quads.div_ceil(64) as u32)
 }
 
 /// Every variant, for validation without a GPU.
@@ -238,13 +288,17 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     use DType::{BF16, E4M3, E5M2, F32};
     let operands = [(F32, F32), (BF16, BF16), (E4M3, E4M3), (E5M2, E4M3)];
     let mut all = Vec::new();
-    for kernel in [NT, NN, TN] {
-        for (a, b) in operands {
-            for out in [F32, BF16] {
-                for flags in 0..8u8 {
-                    let flags = [flags & 1 != 0, flags & 2 != 0, flags & 4 != 0];
-                    all.push((kernel, variant([a, b, out], flags, flags[0])));
+    for out in [F32, BF16] {
+        for bits in 0..8u8 {
+            let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
+            let flags = Flags { grouped, scaled, accumulate, split: false };
+            all.push((SUM, sum_variant(out, flags)));
+            for (a, b) in operands {
+                for kernel in [NT, NN, TN] {
+                    all.push((kernel, variant([a, b, out], flags, grouped)));
                 }
+                let split = Flags { grouped, split: true, ..Flags::default() };
+                all.push((TN, variant([a, b, F32], split, false)));
             }
         }
     }

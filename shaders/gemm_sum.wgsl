@@ -1,0 +1,35 @@
+// The second half of a GEMM in parts: out = sum over parts, in order, then scales and accumulation as in one part.
+
+struct Gemm {
+  m: u32,
+  n: u32,
+  k: u32,
+  groups: u32,
+  row_step: u32,
+  row_group: u32,
+  col_step: u32,
+  col_group: u32,
+  splits: u32,
+}
+
+@group(0) @binding(0) var<uniform> p: Gemm;
+@group(0) @binding(1) var<storage, read> parts: array<vec4<f32>>; // (splits, groups, M, N) quads
+@group(0) @binding(2) var<storage, read> row_scale: array<f32>;
+@group(0) @binding(3) var<storage, read> col_scale: array<f32>;
+@group(0) @binding(4) var<storage, read_write> out: array<OUT>;
+
+@compute @workgroup_size(64)
+fn sum(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+  let nq = div_up(p.n, 4u);
+  let total = p.groups * p.m * nq;
+  let at = grid_index(wg, nwg) * 64u + li;
+  if at >= total {
+    return;
+  }
+  var acc = vec4<f32>();
+  for (var part = 0u; part < p.splits; part++) {
+    acc += parts[part * total + at];
+  }
+  let row = at / nq;
+  store(row / p.m, row % p.m, (at % nq) * 4u, at, acc);
+}
