@@ -13,6 +13,8 @@
 //    thread's own operand stands in registers too, except for large heads on software adapters, whose compiler would
 //    take minutes: there HD / STEP threads share the position, each computes the scores anew from memory and has its
 //    own chunk of the results.
+// 5. A thread owns OWN positions, WG apart, and what it loads in the inner loop serves all of them: with one position a GPU's
+//    load units are three times as busy as its arithmetic.
 // The loops over keys or queries are written out TILE at a time.
 
 struct Attention {
@@ -51,8 +53,8 @@ const LOWEST = -1e30;
 @group(0) @binding(7) var<storage, read_write> d_k: array<X>;
 @group(0) @binding(8) var<storage, read_write> d_v: array<X>;
 
-// What a workgroup does: position `first` and the WG - 1 after it, of one head of one sequence, and of the results the
-// quads from `chunk` on.
+// What a workgroup does: positions `first` to first + SPAN, of one head of one sequence, and of the results the quads
+// from `chunk` on.
 struct Place {
   batch: u32,
   head: u32,
@@ -61,14 +63,15 @@ struct Place {
 }
 
 const CHUNKS = HD / STEP;
+const SPAN = WG * OWN;
 
 fn place(n: u32, heads: u32) -> Place {
   let m = n / CHUNKS;
-  return Place((m / heads) % p.batch, m % heads, m / (heads * p.batch) * WG, n % CHUNKS * STEP);
+  return Place((m / heads) % p.batch, m % heads, m / (heads * p.batch) * SPAN, n % CHUNKS * STEP);
 }
 
 fn workgroups(heads: u32) -> u32 {
-  return div_up(p.seq, WG) * p.batch * heads * CHUNKS;
+  return div_up(p.seq, SPAN) * p.batch * heads * CHUNKS;
 }
 
 fn head_quads() -> u32 {
@@ -89,11 +92,6 @@ fn document(row: u32) -> u32 {
   return docs[row];
 }
 
-// Whether query `i` sees key `j`, documents aside.
-fn sees(i: u32, j: u32) -> bool {
-  return j <= i && i - i % p.block <= j;
-}
-
 @compute @workgroup_size(WG)
 fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let n = grid_index(wg, nwg);
@@ -103,62 +101,82 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
   // The last positions have most to do: they start first.
   let at = place(workgroups(p.heads) - 1u - n, p.heads);
   let base = at.batch * p.seq;
-  let i = min(at.first + li, p.seq - 1u);
-  let mine = ((base + i) * p.heads + at.head) * HD;
+//!repeat o OWN
+  let i$o = min(at.first + $ou * WG + li, p.seq - 1u);
+  let from$o = block_start(i$o);
+  let mine$o = ((base + i$o) * p.heads + at.head) * HD;
+  let doc$o = document(base + i$o);
+  var highest$o = LOWEST;
+  var sum$o = 0.0;
 //!repeat d STEP
-  let query$d = x_get(q[mine + $du]);
-  var acc$d = vec4<f32>();
+  let query$o_$d = x_get(q[mine$o + $du]);
+  var acc$o_$d = vec4<f32>();
 //!end
-  let doc = document(base + i);
+//!end
   let kv = at.head / (p.heads / p.kv_heads);
-  let end = min(at.first + WG, p.seq);
-  var highest = LOWEST;
-  var sum = 0.0;
+  let end = min(at.first + SPAN, p.seq);
   for (var j = block_start(at.first); j < end; j += TILE) {
 //!repeat t TILE
     let row$t = base + min(j + $tu, p.seq - 1u);
     let r$t = (row$t * p.kv_heads + kv) * HD;
-    var s$t = 0.0;
+    let doc_of$t = document(row$t);
+//!repeat o OWN
+    var s$o_$t = 0.0;
+//!end
 //!end
     for (var c = 0u; c < head_quads(); c += STEP) {
 //!repeat d STEP
-      var q$d = query$d;
+//!repeat o OWN
+      var q$o_$d = query$o_$d;
       if STEP < HD {
-        q$d = x_get(q[mine + c + $du]);
+        q$o_$d = x_get(q[mine$o + c + $du]);
       }
+//!end
 //!repeat t TILE
-      s$t += dot(q$d, x_get(k[r$t + c + $du]));
+      let k$t_$d = x_get(k[r$t + c + $du]);
+//!repeat o OWN
+      s$o_$t += dot(q$o_$d, k$t_$d);
+//!end
 //!end
 //!end
     }
-    var raised = highest;
+//!repeat o OWN
+    var raised$o = highest$o;
 //!repeat t TILE
-    let seen$t = sees(i, j + $tu) && document(row$t) == doc;
-    s$t = select(LOWEST, s$t * p.scale, seen$t);
-    raised = max(raised, s$t);
+    let seen$o_$t = j + $tu <= i$o && j + $tu >= from$o && doc_of$t == doc$o;
+    s$o_$t = select(LOWEST, s$o_$t * p.scale, seen$o_$t);
+    raised$o = max(raised$o, s$o_$t);
 //!end
-    let shrink = exp(highest - raised);
-    highest = raised;
-    sum *= shrink;
+    let shrink$o = exp(highest$o - raised$o);
+    highest$o = raised$o;
+    sum$o *= shrink$o;
 //!repeat t TILE
-    let e$t = select(0.0, exp(s$t - raised), seen$t);
-    sum += e$t;
+    let e$o_$t = select(0.0, exp(s$o_$t - raised$o), seen$o_$t);
+    sum$o += e$o_$t;
 //!end
 //!repeat d STEP
-    acc$d *= shrink;
+    acc$o_$d *= shrink$o;
+//!end
+//!end
 //!repeat t TILE
-    acc$d += e$t * x_get(v[r$t + at.chunk + $du]);
+//!repeat d STEP
+    let v$t_$d = x_get(v[r$t + at.chunk + $du]);
+//!repeat o OWN
+    acc$o_$d += e$o_$t * v$t_$d;
+//!end
 //!end
 //!end
   }
-  if at.first + li < p.seq {
+//!repeat o OWN
+  if at.first + $ou * WG + li < p.seq {
 //!repeat d STEP
-    out[mine + at.chunk + $du] = x_put(acc$d / sum);
+    out[mine$o + at.chunk + $du] = x_put(acc$o_$d / sum$o);
 //!end
     if at.chunk == 0u {
-      lse[(base + i) * p.heads + at.head] = highest + log(sum);
+      lse[(base + i$o) * p.heads + at.head] = highest$o + log(sum$o);
     }
   }
+//!end
 }
 
 // One thread a row and head.
@@ -183,51 +201,70 @@ fn by_query(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: 
   }
   let at = place(workgroups(p.heads) - 1u - n, p.heads);
   let base = at.batch * p.seq;
-  let i = min(at.first + li, p.seq - 1u);
-  let mine = ((base + i) * p.heads + at.head) * HD;
+//!repeat o OWN
+  let i$o = min(at.first + $ou * WG + li, p.seq - 1u);
+  let from$o = block_start(i$o);
+  let mine$o = ((base + i$o) * p.heads + at.head) * HD;
+  let doc$o = document(base + i$o);
+  let stat$o = stats[(base + i$o) * p.heads + at.head];
 //!repeat d STEP
-  let query$d = x_get(q[mine + $du]);
-  let given$d = x_get(d_out[mine + $du]);
-  var acc$d = vec4<f32>();
+  let query$o_$d = x_get(q[mine$o + $du]);
+  let given$o_$d = x_get(d_out[mine$o + $du]);
+  var acc$o_$d = vec4<f32>();
 //!end
-  let doc = document(base + i);
-  let stat = stats[(base + i) * p.heads + at.head];
+//!end
   let kv = at.head / (p.heads / p.kv_heads);
-  let end = min(at.first + WG, p.seq);
+  let end = min(at.first + SPAN, p.seq);
   for (var j = block_start(at.first); j < end; j += TILE) {
 //!repeat t TILE
     let row$t = base + min(j + $tu, p.seq - 1u);
     let r$t = (row$t * p.kv_heads + kv) * HD;
-    var s$t = 0.0;
-    var dp$t = 0.0;
+    let doc_of$t = document(row$t);
+//!repeat o OWN
+    var s$o_$t = 0.0;
+    var dp$o_$t = 0.0;
+//!end
 //!end
     for (var c = 0u; c < head_quads(); c += STEP) {
 //!repeat d STEP
-      var q$d = query$d;
-      var g$d = given$d;
+//!repeat o OWN
+      var q$o_$d = query$o_$d;
+      var g$o_$d = given$o_$d;
       if STEP < HD {
-        q$d = x_get(q[mine + c + $du]);
-        g$d = x_get(d_out[mine + c + $du]);
+        q$o_$d = x_get(q[mine$o + c + $du]);
+        g$o_$d = x_get(d_out[mine$o + c + $du]);
       }
+//!end
 //!repeat t TILE
-      s$t += dot(q$d, x_get(k[r$t + c + $du]));
-      dp$t += dot(g$d, x_get(v[r$t + c + $du]));
+      let k$t_$d = x_get(k[r$t + c + $du]);
+      let v$t_$d = x_get(v[r$t + c + $du]);
+//!repeat o OWN
+      s$o_$t += dot(q$o_$d, k$t_$d);
+      dp$o_$t += dot(g$o_$d, v$t_$d);
+//!end
 //!end
 //!end
     }
 //!repeat t TILE
-    let seen$t = sees(i, j + $tu) && document(row$t) == doc;
-    let ds$t = select(0.0, exp(s$t * p.scale - stat.x) * (dp$t - stat.y), seen$t);
+//!repeat o OWN
+    let seen$o_$t = j + $tu <= i$o && j + $tu >= from$o && doc_of$t == doc$o;
+    let ds$o_$t = select(0.0, exp(s$o_$t * p.scale - stat$o.x) * (dp$o_$t - stat$o.y), seen$o_$t);
+//!end
 //!repeat d STEP
-    acc$d += ds$t * x_get(k[r$t + at.chunk + $du]);
+    let again$t_$d = x_get(k[r$t + at.chunk + $du]);
+//!repeat o OWN
+    acc$o_$d += ds$o_$t * again$t_$d;
+//!end
 //!end
 //!end
   }
-  if at.first + li < p.seq {
+//!repeat o OWN
+  if at.first + $ou * WG + li < p.seq {
 //!repeat d STEP
-    d_q[mine + at.chunk + $du] = x_put(acc$d * p.scale);
+    d_q[mine$o + at.chunk + $du] = x_put(acc$o_$d * p.scale);
 //!end
   }
+//!end
 }
 
 @compute @workgroup_size(WG)
@@ -238,55 +275,75 @@ fn by_key(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: ve
   }
   let at = place(n, p.kv_heads); // here the first positions have most to do
   let base = at.batch * p.seq;
-  let j = min(at.first + li, p.seq - 1u);
-  let mine = ((base + j) * p.kv_heads + at.head) * HD;
+//!repeat o OWN
+  let j$o = min(at.first + $ou * WG + li, p.seq - 1u);
+  let until$o = min(block_start(j$o) + p.block, p.seq); // the first query that no longer sees this key
+  let mine$o = ((base + j$o) * p.kv_heads + at.head) * HD;
+  let doc$o = document(base + j$o);
 //!repeat d STEP
-  let key$d = x_get(k[mine + $du]);
-  let value$d = x_get(v[mine + $du]);
-  var acc_k$d = vec4<f32>();
-  var acc_v$d = vec4<f32>();
+  let key$o_$d = x_get(k[mine$o + $du]);
+  let value$o_$d = x_get(v[mine$o + $du]);
+  var acc_k$o_$d = vec4<f32>();
+  var acc_v$o_$d = vec4<f32>();
 //!end
-  let doc = document(base + j);
+//!end
   let share = p.heads / p.kv_heads;
-  let end = min(block_start(min(at.first + WG, p.seq) - 1u) + p.block, p.seq);
+  let end = min(block_start(min(at.first + SPAN, p.seq) - 1u) + p.block, p.seq);
   for (var head = at.head * share; head < (at.head + 1u) * share; head++) {
     for (var i = at.first; i < end; i += TILE) {
 //!repeat t TILE
       let row$t = base + min(i + $tu, p.seq - 1u);
       let stat$t = stats[row$t * p.heads + head];
       let r$t = (row$t * p.heads + head) * HD;
-      var s$t = 0.0;
-      var dp$t = 0.0;
+      let doc_of$t = document(row$t);
+//!repeat o OWN
+      var s$o_$t = 0.0;
+      var dp$o_$t = 0.0;
+//!end
 //!end
       for (var c = 0u; c < head_quads(); c += STEP) {
 //!repeat d STEP
-        var k$d = key$d;
-        var v$d = value$d;
+//!repeat o OWN
+        var k$o_$d = key$o_$d;
+        var v$o_$d = value$o_$d;
         if STEP < HD {
-          k$d = x_get(k[mine + c + $du]);
-          v$d = x_get(v[mine + c + $du]);
+          k$o_$d = x_get(k[mine$o + c + $du]);
+          v$o_$d = x_get(v[mine$o + c + $du]);
         }
+//!end
 //!repeat t TILE
-        s$t += dot(k$d, x_get(q[r$t + c + $du]));
-        dp$t += dot(v$d, x_get(d_out[r$t + c + $du]));
+        let q$t_$d = x_get(q[r$t + c + $du]);
+        let g$t_$d = x_get(d_out[r$t + c + $du]);
+//!repeat o OWN
+        s$o_$t += dot(k$o_$d, q$t_$d);
+        dp$o_$t += dot(v$o_$d, g$t_$d);
+//!end
 //!end
 //!end
       }
 //!repeat t TILE
-      let seen$t = i + $tu < p.seq && sees(i + $tu, j) && document(row$t) == doc;
-      let e$t = select(0.0, exp(s$t * p.scale - stat$t.x), seen$t);
-      let ds$t = e$t * (dp$t - stat$t.y);
+//!repeat o OWN
+      let seen$o_$t = i + $tu >= j$o && i + $tu < until$o && doc_of$t == doc$o;
+      let e$o_$t = select(0.0, exp(s$o_$t * p.scale - stat$t.x), seen$o_$t);
+      let ds$o_$t = e$o_$t * (dp$o_$t - stat$t.y);
+//!end
 //!repeat d STEP
-      acc_k$d += ds$t * x_get(q[r$t + at.chunk + $du]);
-      acc_v$d += e$t * x_get(d_out[r$t + at.chunk + $du]);
+      let query$t_$d = x_get(q[r$t + at.chunk + $du]);
+      let given$t_$d = x_get(d_out[r$t + at.chunk + $du]);
+//!repeat o OWN
+      acc_k$o_$d += ds$o_$t * query$t_$d;
+      acc_v$o_$d += e$o_$t * given$t_$d;
+//!end
 //!end
 //!end
     }
   }
-  if at.first + li < p.seq {
+//!repeat o OWN
+  if at.first + $ou * WG + li < p.seq {
 //!repeat d STEP
-    d_k[mine + at.chunk + $du] = x_put(acc_k$d * p.scale);
-    d_v[mine + at.chunk + $du] = x_put(acc_v$d);
+    d_k[mine$o + at.chunk + $du] = x_put(acc_k$o_$d * p.scale);
+    d_v[mine$o + at.chunk + $du] = x_put(acc_v$o_$d);
 //!end
   }
+//!end
 }

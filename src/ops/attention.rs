@@ -65,7 +65,7 @@ pub fn forward(
     let lse = Tensor::flat(gpu, "attention lse", q.rows() * shape.heads, DType::F32)?;
     let call = Call::new(gpu, q, shape, docs);
     let bindings = [q.read(), k.read(), v.read(), call.docs.clone(), out.write(), lse.write()];
-    gpu.dispatch(&FORWARD, &call.variant, &call.params, &bindings, call.groups(shape.heads))?;
+    call.dispatch(gpu, &FORWARD, &bindings, shape.heads)?;
     Ok((out, lse))
 }
 
@@ -91,32 +91,32 @@ pub fn backward(
     let call = Call::new(gpu, q, shape, docs);
     let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs, DType::F32)?;
     let bindings = [out.read(), d_out.read(), lse.read(), stats.write()];
-    let groups = pairs.div_ceil(call.workgroup) as u32;
-    gpu.dispatch(&STATISTICS, &call.variant, &call.params, &bindings, groups)?;
+    let groups = pairs.div_ceil(workgroup(call.software)) as u32;
+    gpu.dispatch(&STATISTICS, &call.variant(1), &call.params, &bindings, groups)?;
     let d_q = Tensor::empty(gpu, "attention d_q", q.shape(), q.dtype())?;
     let d_k = Tensor::empty(gpu, "attention d_k", k.shape(), q.dtype())?;
     let d_v = Tensor::empty(gpu, "attention d_v", v.shape(), q.dtype())?;
     let mut bindings = vec![q.read(), k.read(), v.read(), call.docs.clone(), d_out.read(), stats.read()];
     bindings.push(d_q.write());
-    gpu.dispatch(&BY_QUERY, &call.variant, &call.params, &bindings, call.groups(shape.heads))?;
+    call.dispatch(gpu, &BY_QUERY, &bindings, shape.heads)?;
     bindings.pop();
     bindings.extend([d_k.write(), d_v.write()]);
-    gpu.dispatch(&BY_KEY, &call.variant, &call.params, &bindings, call.groups(shape.kv_heads))?;
+    call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)?;
     Ok((d_q, d_k, d_v))
 }
 
 /// What the kernels of one call have in common.
 struct Call {
     params: Attention,
-    variant: Variant,
-    workgroup: usize,
-    chunks: usize,
+    dtype: DType,
+    head_dim: usize,
+    masked: bool,
+    software: bool,
     docs: Binding,
 }
 
 impl Call {
     fn new(gpu: &Gpu, q: &Tensor, shape: Shape, docs: Option<&Tensor>) -> Call {
-        let software = gpu.caps().software;
         let params = Attention {
             batch: shape.batch as u32,
             seq: shape.seq as u32,
@@ -128,17 +128,25 @@ impl Call {
         };
         Call {
             params,
-            variant: variant(q.dtype(), shape.head_dim, docs.is_some(), software),
-            workgroup: workgroup(software),
-            chunks: shape.head_dim / 4 / step(shape.head_dim, software),
+            dtype: q.dtype(),
+            head_dim: shape.head_dim,
+            masked: docs.is_some(),
+            software: gpu.caps().software,
             docs: docs.map_or_else(|| q.read(), Tensor::read),
         }
     }
 
-    /// Workgroups for a thread per chunk of a head and position of each of `heads` heads of every sequence.
-    fn groups(&self, heads: usize) -> u32 {
-        let tiles = self.params.seq.div_ceil(self.workgroup as u32);
-        tiles * self.params.batch * (heads * self.chunks) as u32
+    fn variant(&self, own: usize) -> Variant {
+        variant(self.dtype, self.head_dim, self.masked, self.software, own)
+    }
+
+    /// Launches a thread per chunk of a head and run of positions of each of `heads` heads of every sequence.
+    fn dispatch(&self, gpu: &Gpu, kernel: &Kernel, bindings: &[Binding], heads: usize) -> Result<()> {
+        let own = own(kernel, self.head_dim, self.params.seq as usize, self.software);
+        let tiles = (self.params.seq as usize).div_ceil(workgroup(self.software) * own);
+        let chunks = self.head_dim / 4 / step(self.head_dim, self.software);
+        let groups = tiles * self.params.batch as usize * heads * chunks;
+        gpu.dispatch(kernel, &self.variant(own), &self.params, bindings, groups as u32)
     }
 }
 
@@ -184,9 +192,23 @@ fn step(head_dim: usize, software: bool) -> usize {
     (1..=most).rev().find(|s| quads.is_multiple_of(*s)).unwrap_or(1)
 }
 
-fn variant(dtype: DType, head_dim: usize, docs: bool, software: bool) -> Variant {
+/// Positions that one thread owns: as many as its registers hold on a GPU (`by_key` keeps twice as much of each), one where
+/// sequences are too short to fill the workgroup with them, and on software adapters.
+fn own(kernel: &Kernel, head_dim: usize, seq: usize, software: bool) -> usize {
+    let held = head_dim * if kernel.entry == "by_key" { 2 } else { 1 };
+    let most = match held {
+        _ if software => 1,
+        0..=16 => 4,
+        17..=32 => 2,
+        _ => 1,
+    };
+    if seq < workgroup(software) * most { 1 } else { most }
+}
+
+fn variant(dtype: DType, head_dim: usize, docs: bool, software: bool, own: usize) -> Variant {
     Variant::new()
         .constant("WG", workgroup(software) as u32)
+        .constant("OWN", own as u32)
         .constant("HD", (head_dim / 4) as u32)
         .constant("STEP", step(head_dim, software) as u32)
         // Software adapters have few registers: more than one key at a time is slower there and compiles longer.
@@ -203,7 +225,11 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
         for dtype in [DType::F32, DType::BF16] {
             for head_dim in [4, 16, 44, 128] {
                 for flags in 0..4u8 {
-                    all.push((kernel, variant(dtype, head_dim, flags & 1 != 0, flags & 2 != 0)));
+                    let (docs, software) = (flags & 1 != 0, flags & 2 != 0);
+                    for seq in [1, 1 << 16] {
+                        let own = own(&kernel, head_dim, seq, software);
+                        all.push((kernel, variant(dtype, head_dim, docs, software, own)));
+                    }
                 }
             }
         }

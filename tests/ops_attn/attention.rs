@@ -11,7 +11,7 @@ use moe8::tensor::Tensor;
 /// workgroup, groups of 1 to 4 heads, blocks of 1, smaller and larger than the sequence, every way the inner loops are
 /// written out.
 type Case = (usize, usize, usize, usize, usize, Option<usize>, bool);
-const CASES: [Case; 13] = [
+const CASES: [Case; 15] = [
     (1, 1, 1, 1, 4, None, false),
     (3, 2, 2, 1, 16, None, false),
     (2, 7, 4, 2, 20, Some(4), true),
@@ -25,6 +25,9 @@ const CASES: [Case; 13] = [
     (2, 17, 2, 1, 128, Some(4), true),
     (1, 65, 1, 1, 128, None, true),
     (1, 7, 3, 3, 44, None, false),
+    // Threads with several positions each, the last of them past the end.
+    (1, 259, 2, 1, 16, Some(100), true),
+    (1, 131, 1, 1, 32, None, false),
 ];
 
 /// The operands of one case, as values.
