@@ -1,5 +1,6 @@
 //! Whole training steps: the time of one, and where it goes.
 
+use super::runner::{Runner, Times};
 use crate::comm::{Communicator, Solo};
 use crate::config::Config;
 use crate::gpu::{Clock, Gpu, KernelTime};
@@ -10,6 +11,7 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Steps before anything is timed: the first two make buffers, bind groups and pipelines.
 const FIRST_STEPS: usize = 3;
@@ -84,6 +86,8 @@ pub struct Stepper {
     loader: Loader,
     batch: usize,
     steps: usize,
+    vocabulary: usize,
+    flops_per_token: f64,
 }
 
 impl Stepper {
@@ -96,7 +100,14 @@ impl Stepper {
         args.validate()?;
         let solo: Arc<dyn Communicator> = Arc::new(Solo::new());
         let trainer = build(config, gpu, &solo, &args)?;
-        Ok(Stepper { trainer, loader, batch: config.training.local_batch_size, steps: 0 })
+        Ok(Stepper {
+            trainer,
+            loader,
+            batch: config.training.local_batch_size,
+            steps: 0,
+            vocabulary: args.vocab_size,
+            flops_per_token: args.flops_per_token(config.training.seq_len) as f64,
+        })
     }
 
     /// The next step's rows, one batch per forward pass.
@@ -131,6 +142,65 @@ impl Stepper {
         let what = format!("the loss of step {} is {loss}", self.steps);
         Err(Error::user(what, "lower optimizer.lr, or run with --check-nan"))
     }
+
+    /// Warms up and times repetitions of as many steps as fill the window.
+    fn times(&mut self, runner: &Runner) -> Result<Times> {
+        let (settings, start) = (runner.settings(), Instant::now());
+        let mut seconds = |n: usize| {
+            let start = Instant::now();
+            self.run(n).map(|_| start.elapsed().as_secs_f64() / n as f64)
+        };
+        let mut one = seconds(1)?;
+        while start.elapsed() < settings.warm_up {
+            one = seconds(1)?;
+        }
+        let n = ((settings.window.as_secs_f64() * 10.0 / one).ceil() as usize).clamp(1, 100);
+        let all = (0..settings.repetitions).map(|_| seconds(n));
+        Ok(Times { seconds: all.collect::<Result<_>>()?, clock: Clock::Wall })
+    }
+}
+
+/// How far the first loss may be from the logarithm of the vocabulary, which an untrained model's nearly is, as a part of it.
+const FIRST_LOSS: f64 = 0.25;
+
+/// Measures training steps of `config` by the host's clock, as a run has them, and adds the row. The error is that of the
+/// first loss against `ln V`.
+///
+/// # Errors
+/// As [`Stepper::run`].
+pub fn measure(runner: &mut Runner, config: &Config, precision: Precision) -> Result<()> {
+    let gpu = runner.gpu().clone();
+    let mut stepper = Stepper::new(&gpu, config)?;
+    let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
+    let mut row = super::row::Row {
+        op: "step".into(),
+        shape: format!("{batch}x{seq}"),
+        groups: "routed".into(),
+        dtype: precision.name().into(),
+        clock: "wall".into(),
+        ..runner.blank()
+    };
+    let expected = (stepper.vocabulary as f64).ln();
+    let first = stepper.run(1)?;
+    row.error = Some((first / expected - 1.0).abs());
+    if row.error > Some(FIRST_LOSS) {
+        row.failed = Some(format!("the first loss is {first}, not about {expected:.3}"));
+        row.clock = "none".into();
+        runner.push(row);
+        return Ok(());
+    }
+    stepper.run(FIRST_STEPS)?;
+    let before = gpu.counters().dispatches;
+    stepper.run(1)?;
+    row.dispatches = gpu.counters().dispatches - before;
+    let times = stepper.times(runner)?;
+    times.fill(&mut row);
+    let tokens = (batch * seq * stepper.trainer.accumulation()) as f64;
+    row.tokens_per_second = Some(tokens / times.median());
+    row.tflops = Some(stepper.flops_per_token * tokens / times.median() * 1e-12);
+    row.kernel = format!("{} kernels", gpu.kernels().len());
+    runner.push(row);
+    Ok(())
 }
 
 /// Where the time of a step goes.

@@ -31,6 +31,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Measure kernels and training steps.
     Bench(BenchArgs),
+    /// Put two files of `moe8 bench` side by side.
+    Compare(CompareArgs),
 }
 
 /// Flags of every subcommand that reads a configuration.
@@ -81,7 +83,21 @@ pub struct ExportArgs {
 /// What `moe8 bench` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchOp {
-    /// A training step of the debug model (its keys can be set).
+    /// Memory bandwidth. --shape BYTES
+    Copy,
+    /// Quantization by rows, columns of groups, and columns of weights. --shape MxK
+    Quantize,
+    /// Dense GEMMs. --shape MxKxN
+    Gemm,
+    /// Grouped GEMMs. --shape MxKxNxE
+    Grouped,
+    /// Causal attention, forward and backward. --shape BxSxHxKVxD
+    Attention,
+    /// The differentiable grouped linear, forward and backward with its quantizations. --shape MxKxNxE
+    Op,
+    /// An MoE layer, forward and backward. --shape TxDxFxE
+    Moe,
+    /// A training step of the debug model, whose keys can be set. --shape BxS
     Step,
 }
 
@@ -90,17 +106,47 @@ pub enum BenchOp {
 pub struct BenchArgs {
     /// What to measure.
     #[arg(value_enum)]
-    pub op: BenchOp,
+    pub op: Option<BenchOp>,
+    /// Measure all of it at standard shapes; the rows go to bench.json too.
+    #[arg(long, value_name = "standard", value_parser = ["standard"])]
+    pub suite: Option<String>,
     /// The common flags.
     #[command(flatten)]
     pub run: RunArgs,
-    /// Measure on a software adapter too.
-    #[arg(long)]
-    pub allow_software: bool,
-    /// Of `step`: time every launch by itself, and print where the time goes.
-    #[arg(long)]
-    pub profile: bool,
+    /// Sizes, as numbers with x between them; can be given several times.
+    #[arg(long, value_name = "SHAPE")]
+    pub shape: Vec<String>,
+    /// How rows fall into groups: equal, halving, or as the metrics.jsonl of a run has them; without this, uniform and ragged.
+    #[arg(long, value_name = "uniform|ragged|FILE")]
+    pub groups: Option<String>,
     /// Only this precision.
     #[arg(long, value_name = "f32|bf16|fp8", value_parser = ["f32", "bf16", "fp8"])]
     pub precision: Option<String>,
+    /// Measure on a software adapter too.
+    #[arg(long)]
+    pub allow_software: bool,
+    /// One JSON object a line.
+    #[arg(long, group = "format")]
+    pub json: bool,
+    /// Comma-separated values.
+    #[arg(long, group = "format")]
+    pub csv: bool,
+    /// A table (the default).
+    #[arg(long, group = "format")]
+    pub markdown: bool,
+    /// Write the rows to this file too, as JSON.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Of `step`: time every launch by itself, and print where the time goes.
+    #[arg(long)]
+    pub profile: bool,
+}
+
+/// Flags of `moe8 compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// File of the one.
+    pub a: PathBuf,
+    /// File of the other.
+    pub b: PathBuf,
 }

@@ -1,14 +1,64 @@
 //! `moe8 bench`: measure kernels and steps.
 
 use super::RunOptions;
-use super::args::BenchArgs;
-use crate::bench::step;
+use super::args::{BenchArgs, BenchOp};
+use crate::bench::data::Split;
+use crate::bench::row::{self, Row};
+use crate::bench::step::{self, Precision};
+use crate::bench::suite::{self, Groups, Op, Plan};
 use crate::gpu::Gpu;
+use crate::train::atomic::{WRITE_HINT, write_atomically};
 use crate::{Error, Result};
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 /// Steps that a profile adds up.
 const PROFILED_STEPS: usize = 5;
+/// Where a suite's rows go unless another file is named.
+const SUITE_FILE: &str = "bench.json";
+
+/// Measures what `args` ask for and prints it on standard output.
+///
+/// # Errors
+/// An adapter that was not asked for, its limits, a result that is wrong.
+pub fn run(args: &BenchArgs, opts: &RunOptions, overrides: &[String]) -> Result<()> {
+    let plan = plan(args, overrides)?;
+    let gpu = open(args, opts)?;
+    if args.profile {
+        return profile(&gpu, args, &plan);
+    }
+    let rows = suite::run(&gpu, &plan)?;
+    let text = match (args.json, args.csv) {
+        (true, _) => rows.iter().map(|r| r.json() + "\n").collect(),
+        (_, true) => row::csv(&rows),
+        _ => row::markdown(&rows),
+    };
+    // A closed pipe is no reason to fail.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    let default = args.suite.as_ref().map(|_| PathBuf::from(SUITE_FILE));
+    if let Some(path) = args.output.clone().or(default) {
+        save(&path, &rows)?;
+    }
+    verdict(&rows)
+}
+
+fn save(path: &Path, rows: &[Row]) -> Result<()> {
+    let text = row::file(rows);
+    write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e, WRITE_HINT)))?;
+    log::info!("wrote {} rows to {}", rows.len(), path.display());
+    Ok(())
+}
+
+/// An error if a row is wrong.
+fn verdict(rows: &[Row]) -> Result<()> {
+    let wrong: Vec<&Row> = rows.iter().filter(|r| r.failed.is_some()).collect();
+    let Some(first) = wrong.first() else { return Ok(()) };
+    let why = first.failed.as_deref().unwrap_or_default();
+    Err(Error::user(
+        format!("{} of {} results are wrong; {} {}: {why}", wrong.len(), rows.len(), first.op, first.shape),
+        "run again with --safe-shaders; if that helps, the driver and a kernel disagree: please report both",
+    ))
+}
 
 /// Opens the adapter; a software one only if that was asked for.
 fn open(args: &BenchArgs, opts: &RunOptions) -> Result<Gpu> {
@@ -24,31 +74,67 @@ fn open(args: &BenchArgs, opts: &RunOptions) -> Result<Gpu> {
     Ok(gpu)
 }
 
-/// Measures what `args` ask for and prints it on standard output.
-///
-/// # Errors
-/// An adapter that was not asked for, its limits, a result that is wrong.
-pub fn run(args: &BenchArgs, opts: &RunOptions, overrides: &[String]) -> Result<()> {
-    let gpu = open(args, opts)?;
-    let sizes = if gpu.caps().software { (2, 64) } else { (8, 2048) };
-    let precisions: Vec<_> = match args.precision.as_deref() {
-        None => vec![step::Precision::Fp8],
-        Some(name) => step::Precision::ALL.into_iter().filter(|p| p.name() == name).collect(),
+fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
+    let ops = match (args.op, &args.suite) {
+        (Some(op), None) => vec![library(op)],
+        (None, Some(_)) => Op::ALL.to_vec(),
+        _ => {
+            let what = "name one thing to measure, or a suite";
+            return Err(Error::user(what, "such as `moe8 bench grouped`, or `moe8 bench --suite standard`"));
+        }
     };
-    let mut out = std::io::stdout().lock();
-    for precision in precisions {
-        let config = step::config(precision, sizes, overrides)?;
-        let profile = step::profile(&gpu, &config, PROFILED_STEPS)?;
-        let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
-        // A closed pipe is no reason to fail.
-        let _ = writeln!(
-            out,
-            "{} ({}): step in {}, {batch} x {seq} tokens\n{}",
-            gpu.name(),
-            gpu.driver(),
-            precision.name(),
-            profile.table()
-        );
+    if args.suite.is_some() && !args.shape.is_empty() {
+        return Err(Error::user("a suite has its own shapes", "leave out --shape, or name one op"));
     }
+    if args.profile && ops != [Op::Step] {
+        return Err(Error::user("--profile is for training steps", "write `moe8 bench step --profile`"));
+    }
+    let groups = match args.groups.as_deref() {
+        None => Groups::Both,
+        Some("uniform") => Groups::Uniform,
+        Some("ragged") => Groups::Ragged,
+        Some(file) => Groups::Recorded(Split::recorded(Path::new(file))?),
+    };
+    let named = Precision::ALL.into_iter().filter(|p| Some(p.name()) == args.precision.as_deref());
+    Ok(Plan {
+        ops,
+        shapes: args.shape.clone(),
+        groups,
+        precisions: named.collect(),
+        overrides: overrides.to_vec(),
+    })
+}
+
+fn library(op: BenchOp) -> Op {
+    match op {
+        BenchOp::Copy => Op::Copy,
+        BenchOp::Quantize => Op::Quantize,
+        BenchOp::Gemm => Op::Gemm,
+        BenchOp::Grouped => Op::Grouped,
+        BenchOp::Attention => Op::Attention,
+        BenchOp::Op => Op::Linear,
+        BenchOp::Moe => Op::Moe,
+        BenchOp::Step => Op::Step,
+    }
+}
+
+/// Prints where the time of a step goes.
+fn profile(gpu: &Gpu, args: &BenchArgs, plan: &Plan) -> Result<()> {
+    let sizes = match args.shape.first() {
+        Some(shape) => {
+            let n = crate::bench::data::parse_shape(shape, Op::Step.form())?;
+            (n[0], n[1])
+        }
+        None if gpu.caps().software => (2, 64),
+        None => (8, 2048),
+    };
+    let precision = plan.precisions.first().copied().unwrap_or(Precision::Fp8);
+    let config = step::config(precision, sizes, &plan.overrides)?;
+    let table = step::profile(gpu, &config, PROFILED_STEPS)?.table();
+    let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
+    let head =
+        format!("{} ({}): step in {}, {batch} x {seq} tokens", gpu.name(), gpu.driver(), precision.name());
+    // A closed pipe is no reason to fail.
+    let _ = writeln!(std::io::stdout().lock(), "{head}\n{table}");
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::train::run;
 
 pub mod args;
 pub mod bench;
+pub mod compare;
 pub mod config;
 pub mod devices;
 pub mod export;
@@ -109,6 +110,7 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
         Command::Train(args) | Command::Devices(args) => (args, None),
         Command::Config(args) => (&args.run, None),
         Command::Bench(args) => (&args.run, None),
+        Command::Compare(args) => return compare::run(args),
         Command::Export(args) => (&args.run, Some(args.output.clone())),
     };
     if matches!(&cli.command, Command::Config(args) if args.keys) {
@@ -127,7 +129,6 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
         Command::Config(_) => config::run(&config, &opts),
         Command::Devices(_) => devices::run(&config, &opts),
         Command::Export(_) => export::run(&config, &opts),
-        // Has a configuration of its own.
-        Command::Bench(args) => bench::run(args, &opts, overrides),
+        Command::Bench(_) | Command::Compare(_) => unreachable!("done above, they need no configuration"),
     }
 }

@@ -41,6 +41,8 @@ pub struct Timing {
     pub seconds: f64,
     /// Which clock measured them.
     pub clock: Clock,
+    /// Seconds by the host's clock, whatever `clock` is.
+    pub wall: f64,
 }
 
 /// All launches of one kernel variant with one number of workgroups, under [`super::Options::profile`].
@@ -158,8 +160,8 @@ impl Gpu {
         done?;
         let ticks = stamps.map_or_else(Vec::new, |mut s| self.ticks(&mut s));
         Ok(match elapsed(&ticks, self.period(), wall) {
-            Some(seconds) => Timing { seconds, clock: Clock::Gpu },
-            None => Timing { seconds: wall, clock: Clock::Wall },
+            Some(seconds) => Timing { seconds, clock: Clock::Gpu, wall },
+            None => Timing { seconds: wall, clock: Clock::Wall, wall },
         })
     }
 

@@ -1,0 +1,247 @@
+//! Which cases belong to an op, and their default shapes.
+
+use super::attention::Attention;
+use super::data::{Split, parse_shape};
+use super::gemm::{Linear, Pass};
+use super::row::Row;
+use super::runner::{Runner, Settings};
+use super::step::{self, Precision};
+use super::{memory, moe};
+use crate::gpu::Gpu;
+use crate::num::DType;
+use crate::{Error, Result};
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Memory bandwidth.
+    Copy,
+    /// The three quantizers.
+    Quantize,
+    /// Dense GEMMs.
+    Gemm,
+    /// Grouped GEMMs.
+    Grouped,
+    /// Attention.
+    Attention,
+    /// The differentiable linear op.
+    Linear,
+    /// An MoE layer.
+    Moe,
+    /// A training step.
+    Step,
+}
+
+impl Op {
+    /// All, in the order of the standard suite.
+    pub const ALL: [Op; 8] =
+        [Op::Copy, Op::Quantize, Op::Gemm, Op::Grouped, Op::Attention, Op::Linear, Op::Moe, Op::Step];
+
+    /// What the numbers of `--shape` are.
+    pub fn form(self) -> &'static str {
+        match self {
+            Op::Copy => "BYTES",
+            Op::Quantize => "MxK",
+            Op::Gemm => "MxKxN",
+            Op::Grouped | Op::Linear => "MxKxNxE",
+            Op::Attention => "BxSxHxKVxD",
+            Op::Moe => "TxDxFxE",
+            Op::Step => "BxS",
+        }
+    }
+
+    /// Shapes when none is asked for: real models' on a GPU, seconds of work on a software adapter.
+    fn shapes(self, software: bool) -> &'static [&'static str] {
+        match (self, software) {
+            (Op::Copy, _) => &[],
+            (Op::Quantize, true) => &["512x512"],
+            (Op::Quantize, false) => &["16384x5120"],
+            (Op::Gemm, true) => &["256x256x256"],
+            (Op::Gemm, false) => &["4096x4096x4096", "8192x8192x8192"],
+            (Op::Grouped, true) => &["256x128x128x4"],
+            (Op::Grouped, false) => {
+                &["16384x4096x4096x8", "16384x5120x8192x8", "16384x8192x5120x8", "32768x7168x2048x8"]
+            }
+            (Op::Attention, true) => &["1x128x4x2x32"],
+            (Op::Attention, false) => &["1x8192x16x4x128", "8x2048x16x16x16"],
+            (Op::Linear, true) => &["256x128x128x4"],
+            (Op::Linear, false) => &["16384x256x512x8", "16384x5120x8192x8"],
+            (Op::Moe, true) => &["256x64x128x4"],
+            (Op::Moe, false) => &["16384x256x512x8", "16384x2048x4096x8"],
+            (Op::Step, true) => &["2x64"],
+            (Op::Step, false) => &["8x2048"],
+        }
+    }
+}
+
+/// Groups and weights of the quantizers' cases.
+const EXPERTS: usize = 8;
+
+/// How rows fall into groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Groups {
+    /// Equal.
+    Uniform,
+    /// Halving.
+    Ragged,
+    /// Equal, then halving.
+    Both,
+    /// As recorded.
+    Recorded(Vec<Split>),
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Which ops.
+    pub ops: Vec<Op>,
+    /// Shapes, in the form of the op; none is the op's own.
+    pub shapes: Vec<String>,
+    /// Groups of grouped ops.
+    pub groups: Groups,
+    /// Precisions; empty is those that suit the op.
+    pub precisions: Vec<Precision>,
+    /// Keys of the configuration of a training step.
+    pub overrides: Vec<String>,
+}
+
+/// Measures a plan; rows in its order.
+///
+/// # Errors
+/// A shape that the op cannot have, the device, or its memory. A wrong result is no error here but a row.
+pub fn run(gpu: &Gpu, plan: &Plan) -> Result<Vec<Row>> {
+    run_with(gpu, plan, Settings::of(gpu))
+}
+
+/// [`run`] with other settings.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> {
+    let mut runner = Runner::with(gpu, settings);
+    for op in &plan.ops {
+        let defaults = op.shapes(gpu.caps().software).iter().map(ToString::to_string);
+        let shapes = if plan.shapes.is_empty() { defaults.collect() } else { plan.shapes.clone() };
+        if *op == Op::Copy && shapes.is_empty() {
+            runner.case(&memory::copy(gpu, copy_bytes(gpu))?)?;
+        }
+        for shape in shapes {
+            op_at(&mut runner, plan, *op, &shape)?;
+        }
+    }
+    let has = |ops: &[Op]| plan.ops.iter().any(|o| ops.contains(o));
+    let copy = match has(&[Op::Quantize]) && !has(&[Op::Copy]) {
+        true => runner.measure_case(&memory::copy(gpu, copy_bytes(gpu))?)?.gbps.map(|g| g * 1e9),
+        false => None,
+    };
+    let needs_gemm = has(&[Op::Attention, Op::Linear, Op::Moe, Op::Step]) && !has(&[Op::Gemm, Op::Grouped]);
+    let gemm = if needs_gemm { peak(&mut runner)? } else { None };
+    Ok(runner.finish(copy, gemm))
+}
+
+/// As much as one binding holds, up to 1 GiB; 16 MiB on a software adapter.
+fn copy_bytes(gpu: &Gpu) -> usize {
+    let caps = gpu.caps();
+    let most = if caps.software { 16 << 20 } else { 1 << 30 };
+    usize::try_from(caps.max_binding.min(caps.max_buffer)).unwrap_or(usize::MAX).min(most)
+}
+
+/// Operations per second of a dense GEMM in bf16, the yardstick of runs that measure none.
+fn peak(runner: &mut Runner) -> Result<Option<f64>> {
+    let gpu = runner.gpu().clone();
+    let size = if gpu.caps().software { 256 } else { 4096 };
+    let linear = Linear::new(&gpu, [size; 3], None, Precision::Bf16)?;
+    Ok(runner.measure_case(&linear.product(&gpu, Pass::Forward)?)?.tflops.map(|t| t * 1e12))
+}
+
+/// Exactly `N` numbers.
+fn numbers<const N: usize>(op: Op, shape: &str) -> Result<[usize; N]> {
+    let all = parse_shape(shape, op.form())?;
+    Ok(all.try_into().expect("as many as the form has"))
+}
+
+/// Measures one op at one shape.
+fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
+    let gpu = runner.gpu().clone();
+    match op {
+        Op::Copy => runner.case(&memory::copy(&gpu, bytes(shape)?)?),
+        Op::Quantize => quantizers(runner, plan, numbers(op, shape)?),
+        Op::Gemm => plan.precisions(&Precision::ALL).into_iter().try_for_each(|precision| {
+            let linear = Linear::new(&gpu, numbers(op, shape)?, None, precision)?;
+            products(runner, &linear, precision)
+        }),
+        Op::Grouped | Op::Linear => grouped(runner, plan, op, numbers(op, shape)?),
+        Op::Attention => plan.precisions(&[Precision::Bf16]).into_iter().try_for_each(|precision| {
+            let dtype = if precision == Precision::F32 { DType::F32 } else { DType::BF16 };
+            let attention = Attention::new(&gpu, numbers(op, shape)?, dtype)?;
+            runner.case(&attention.forward())?;
+            runner.case(&attention.backward(&gpu)?)
+        }),
+        Op::Moe => plan
+            .precisions(&[Precision::Bf16, Precision::Fp8])
+            .into_iter()
+            .try_for_each(|precision| runner.case(&moe::case(&gpu, numbers(op, shape)?, precision)?)),
+        Op::Step => plan.precisions(&Precision::ALL).into_iter().try_for_each(|precision| {
+            let [batch, seq] = numbers(op, shape)?;
+            let config = step::config(precision, (batch, seq), &plan.overrides)?;
+            step::measure(runner, &config, precision)
+        }),
+    }
+}
+
+impl Plan {
+    /// The precisions that were asked for, else those that suit the op.
+    fn precisions(&self, defaults: &[Precision]) -> Vec<Precision> {
+        if self.precisions.is_empty() { defaults.to_vec() } else { self.precisions.clone() }
+    }
+}
+
+fn quantizers(runner: &mut Runner, plan: &Plan, [m, k]: [usize; 2]) -> Result<()> {
+    let (gpu, experts) = (runner.gpu().clone(), EXPERTS.min(m));
+    for (i, split) in splits(plan, m, experts).iter().enumerate() {
+        let weight = [experts, m.div_ceil(experts), k];
+        let cases = memory::quantizers(&gpu, (split.rows(), k), weight, split)?;
+        // Only columns know of groups.
+        let new = cases.iter().filter(|case| i == 0 || case.groups == split.name);
+        new.into_iter().try_for_each(|case| runner.case(case))?;
+    }
+    Ok(())
+}
+
+fn grouped(runner: &mut Runner, plan: &Plan, op: Op, [m, k, n, e]: [usize; 4]) -> Result<()> {
+    let gpu = runner.gpu().clone();
+    for split in splits(plan, m, e) {
+        for precision in plan.precisions(&[Precision::Bf16, Precision::Fp8]) {
+            let linear = Linear::new(&gpu, [split.rows(), k, n], Some(&split), precision)?;
+            match op {
+                Op::Linear => runner.case(&linear.op())?,
+                _ => products(runner, &linear, precision)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A number of bytes may be larger than a dimension.
+fn bytes(text: &str) -> Result<usize> {
+    let bytes = text.trim().parse().ok().filter(|n| (1..=1 << 40).contains(n));
+    bytes.ok_or_else(|| {
+        Error::user(format!("--shape {text}: not a number of bytes"), "write it as 1073741824")
+    })
+}
+
+/// All three products; in f32, which no target needs, the first alone.
+fn products(runner: &mut Runner, linear: &std::rc::Rc<Linear>, precision: Precision) -> Result<()> {
+    let gpu = runner.gpu().clone();
+    let passes = if precision == Precision::F32 { &Pass::ALL[..1] } else { &Pass::ALL[..] };
+    passes.iter().try_for_each(|pass| runner.case(&linear.product(&gpu, *pass)?))
+}
+
+fn splits(plan: &Plan, rows: usize, groups: usize) -> Vec<Split> {
+    match &plan.groups {
+        Groups::Uniform => vec![Split::uniform(rows, groups)],
+        Groups::Ragged => vec![Split::ragged(rows, groups)],
+        Groups::Both => vec![Split::uniform(rows, groups), Split::ragged(rows, groups)],
+        Groups::Recorded(all) => all.clone(),
+    }
+}

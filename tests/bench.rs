@@ -1,0 +1,293 @@
+//! `moe8 bench` and `moe8 compare`: fields, wrong results found before they are timed, broken clocks, the rule for software adapters.
+
+#[path = "common/program.rs"]
+mod program;
+
+use moe8::bench::check::Check;
+use moe8::bench::data::Split;
+use moe8::bench::gemm::{Linear, Pass};
+use moe8::bench::row::Row;
+use moe8::bench::runner::{Case, Runner, Settings};
+use moe8::bench::step::Precision;
+use moe8::bench::{memory, moe};
+use moe8::gpu::{Clock, DeviceChoice, Gpu, Options};
+use moe8::num::DType;
+use moe8::ops::elementwise;
+use program::{command, stderr};
+use std::cell::Cell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// As short as can be.
+const QUICK: Settings = Settings {
+    warm_up: Duration::ZERO,
+    warm_up_again: Duration::ZERO,
+    repetitions: 5,
+    window: Duration::ZERO,
+};
+
+fn open(options: Options) -> Gpu {
+    Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
+}
+
+fn run(line: &str) -> (Option<i32>, String, String) {
+    let out = command(line, &[]).output().expect("the program starts");
+    (out.status.code(), String::from_utf8_lossy(&out.stdout).into_owned(), stderr(&out))
+}
+
+fn rows(line: &str) -> Vec<serde_json::Value> {
+    let (code, text, errors) = run(line);
+    assert_eq!(code, Some(0), "{line}\n{errors}");
+    text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{line}: {e} in {l}"))).collect()
+}
+
+#[test]
+fn json_has_every_field() {
+    for (line, names, rate) in [
+        ("copy --shape 100000", &["copy"][..], "gbps"),
+        (
+            "quantize --shape 67x33 --groups ragged",
+            &["quantize_rowwise", "quantize_colwise", "quantize_weight_colwise"],
+            "gbps",
+        ),
+        ("gemm --shape 17x19x23 --precision f32", &["gemm_fprop"], "tflops"),
+        (
+            "grouped --shape 67x20x31x5 --groups ragged --precision fp8",
+            &["grouped_fprop", "grouped_dgrad", "grouped_wgrad"],
+            "tflops",
+        ),
+        ("attention --shape 2x19x4x2x8", &["attention_forward", "attention_backward"], "tflops"),
+        ("op --shape 3x20x31x5 --groups uniform --precision bf16", &["op"], "tflops"),
+    ] {
+        let rows = rows(&format!("bench {line} --json --allow-software"));
+        let ops: Vec<_> = rows.iter().map(|r| r["op"].as_str().unwrap_or_default()).collect();
+        assert_eq!(ops, names, "{line}");
+        for row in &rows {
+            for field in ["adapter", "driver", "op", "shape", "groups", "dtype", "kernel", "clock"] {
+                assert!(row[field].as_str().is_some_and(|s| !s.is_empty()), "{line}: {field} in {row}");
+            }
+            for field in ["median_ms", "min_ms", "share_of_peak", "error", "spread", rate] {
+                assert!(row[field].as_f64().is_some_and(|x| x >= 0.0), "{line}: {field} in {row}");
+            }
+            assert!(["gpu", "wall"].contains(&row["clock"].as_str().unwrap()), "{row}");
+            assert!(row["min_ms"].as_f64() <= row["median_ms"].as_f64(), "{row}");
+            assert!(row["failed"].is_null(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn steps_are_measured() {
+    let line = "bench step --shape 2x16 --precision fp8 --json --allow-software --model.args.dim=32 \
+        --model.args.n_layers=2 --model.args.n_heads=2 --model.args.vocab_size=128 --model.args.multiple_of=16";
+    let rows = rows(line);
+    assert_eq!(rows.len(), 1);
+    assert!(
+        rows[0]["tokens_per_second"].as_f64().unwrap() > 0.0 && rows[0]["dispatches"].as_u64().unwrap() > 100
+    );
+    assert_eq!((rows[0]["clock"].as_str(), rows[0]["dtype"].as_str()), (Some("wall"), Some("fp8")));
+    let (code, text, errors) = run(&line.replace("--json", "--profile"));
+    assert_eq!(code, Some(0), "{errors}");
+    for word in ["share", "gemm.nt", "adamw", "by variant"] {
+        assert!(text.contains(word), "no {word} in\n{text}");
+    }
+}
+
+/// A layer that is right, and the same one with its result times a factor: wrong, and run twice only (on the planner and
+/// for the check), that is, never timed.
+#[test]
+fn a_wrong_result_is_found_before_it_is_timed() {
+    let gpu = open(Options::default());
+    let mut runner = Runner::with(&gpu, QUICK);
+    let split = Split::ragged(67, 5);
+    for precision in Precision::ALL {
+        let linear = Linear::new(&gpu, [67, 20, 31], Some(&split), precision).expect("operands");
+        for pass in Pass::ALL {
+            // Two roundings of bf16, whose tolerance is one.
+            wrong(&mut runner, linear.product(&gpu, pass).expect("a case"), 1.008);
+        }
+    }
+    wrong(&mut runner, memory::copy(&gpu, 100_000).expect("a case"), 1.000_001);
+    wrong(&mut runner, moe::case(&gpu, [40, 16, 24, 3], Precision::Fp8).expect("a case"), 1.3);
+}
+
+fn wrong(runner: &mut Runner, case: Case, factor: f32) {
+    let right = runner.measure_case(&case).expect("a row");
+    assert_eq!((&right.failed, right.median_ms.is_some()), (&None, true), "{right:?}");
+    let runs = Rc::new(Cell::new(0));
+    let (count, run) = (runs.clone(), case.run);
+    let case = Case {
+        run: Box::new(move |gpu| {
+            count.set(count.get() + 1);
+            let results = run(gpu)?;
+            elementwise::scale_into(gpu, &results[0], factor)?;
+            Ok(results)
+        }),
+        ..case
+    };
+    let row = runner.measure_case(&case).expect("a row");
+    assert!(row.failed.is_some() && row.median_ms.is_none() && row.tflops.is_none(), "{row:?}");
+    assert_eq!(runs.get(), 2, "{}: never timed", row.op);
+    assert_eq!(row.clock, "none");
+}
+
+#[test]
+fn a_wrong_quantizer_is_found() {
+    let gpu = open(Options::default());
+    let mut runner = Runner::with(&gpu, QUICK);
+    let split = Split::ragged(67, 3);
+    for case in memory::quantizers(&gpu, (67, 33), [3, 21, 33], &split).expect("cases") {
+        let right = runner.measure_case(&case).expect("a row");
+        assert_eq!(right.failed, None);
+        let run = case.run;
+        let swapped = Case {
+            run: Box::new(move |gpu| {
+                let results = run(gpu)?;
+                // De-scales from other memory: f32 zeros.
+                let zeros = moe8::tensor::Tensor::flat(gpu, "zeros", results[1].numel(), DType::F32)?;
+                gpu.clear(zeros.memory().0);
+                Ok(vec![results[0].clone(), zeros])
+            }),
+            ..case
+        };
+        let row = runner.measure_case(&swapped).expect("a row");
+        assert!(row.failed.as_ref().is_some_and(|why| why.contains("de-scales")), "{row:?}");
+    }
+}
+
+#[test]
+fn zero_timestamps_fall_back_to_the_wall_clock() {
+    let copy = |gpu: &Gpu| {
+        let case = memory::copy(gpu, 100_000).expect("a case");
+        Runner::with(gpu, QUICK).measure_case(&case).expect("a row")
+    };
+    let broken = open(Options { zero_timestamps: true, ..Options::default() });
+    let row = copy(&broken);
+    assert_eq!((row.clock.as_str(), row.median_ms.is_some_and(|ms| ms > 0.0)), ("wall", true));
+    // A profile too starts again by the host's clock.
+    let gpu = open(Options { zero_timestamps: true, profile: true, ..Options::default() });
+    let case = memory::copy(&gpu, 100_000).expect("a case");
+    (case.run)(&gpu).and_then(|_| gpu.finish()).expect("a copy");
+    gpu.reset_profile().expect("nothing wrong");
+    (case.run)(&gpu).and_then(|_| gpu.finish()).expect("a copy");
+    let (clock, kernels) = gpu.profile().expect("a profile");
+    assert_eq!((clock, kernels.len()), (Clock::Wall, 1));
+    assert!(kernels[0].seconds > 0.0 && kernels[0].dispatches == 1, "{kernels:?}");
+}
+
+#[test]
+fn a_profile_counts_every_launch() {
+    let gpu = open(Options { profile: true, ..Options::default() });
+    let linear = Linear::new(&gpu, [33, 8, 8], None, Precision::Fp8).expect("operands");
+    let op = linear.op();
+    (op.run)(&gpu).expect("a run");
+    gpu.reset_profile().expect("nothing wrong");
+    let before = gpu.counters().dispatches;
+    for _ in 0..3 {
+        (op.run)(&gpu).expect("a run");
+    }
+    let (_, kernels) = gpu.profile().expect("a profile");
+    assert_eq!(kernels.iter().map(|k| k.dispatches).sum::<u64>(), gpu.counters().dispatches - before);
+    assert!(kernels.windows(2).all(|k| k[0].seconds >= k[1].seconds));
+}
+
+#[test]
+fn a_software_adapter_needs_to_be_asked_for() {
+    let gpu = open(Options::default());
+    if !gpu.caps().software {
+        return;
+    }
+    let (code, text, errors) = run("bench copy --shape 4096 --json");
+    assert_eq!((code, text.as_str()), (Some(2), ""));
+    assert!(errors.contains("--allow-software"), "{errors}");
+    assert!(rows("bench copy --shape 4096 --json --allow-software")[0]["software"].as_bool().unwrap());
+    let (_, text, _) = run("bench copy --shape 4096 --allow-software");
+    assert!(text.contains("SOFTWARE"), "{text}");
+}
+
+#[test]
+fn bad_input_is_refused() {
+    for (line, word) in [
+        ("bench", "suite"),
+        ("bench copy --suite standard", "suite"),
+        ("bench --suite standard --shape 4x4", "--shape"),
+        ("bench gemm --shape 4x5", "MxKxN"),
+        ("bench gemm --shape 4x0x5", "MxKxN"),
+        ("bench copy --shape x", "number of bytes"),
+        ("bench attention --shape 1x4x3x2x8", "multiple"),
+        ("bench attention --shape 1x4x2x2x6", "multiple of 4"),
+        ("bench grouped --groups no/such.jsonl", "no/such.jsonl"),
+        ("bench grouped --groups Cargo.toml", "Cargo.toml"),
+        ("bench copy --profile", "step"),
+        ("bench step --shape 2x64 --training.seq_len=0", "hint"),
+        ("compare no/a.json no/b.json", "no/a.json"),
+        ("compare Cargo.toml Cargo.toml", "moe8 bench"),
+    ] {
+        let (code, _, errors) =
+            run(&format!("{line} {}", if line.contains("compare") { "" } else { "--allow-software" }));
+        assert_eq!(code, Some(2), "{line}: {errors}");
+        assert!(errors.contains(word), "{line}: no {word:?} in {errors}");
+        assert!(!errors.contains("panicked"), "{line}: {errors}");
+    }
+}
+
+#[test]
+fn recorded_groups_are_replayed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("metrics.jsonl");
+    let text = "{\"tokens_per_expert\":{\"layers.1\":[1,2]}}\n{\"tokens_per_expert\":{\"layers.1\":[3,0,5],\"layers.3\":[8]}}\n";
+    std::fs::write(&file, text).expect("a file");
+    let all = Split::recorded(Path::new(&file)).expect("splits");
+    assert_eq!(all.iter().map(|s| s.sizes.clone()).collect::<Vec<_>>(), [vec![3, 0, 5], vec![8]]);
+    let line = format!(
+        "bench grouped --shape 9x4x4x2 --precision bf16 --groups {} --json --allow-software",
+        file.display()
+    );
+    let rows = rows(&line);
+    assert_eq!(rows.len(), 6);
+    assert_eq!((rows[0]["groups"].as_str(), rows[0]["shape"].as_str()), (Some("layers.1"), Some("8x4x4x3")));
+}
+
+#[test]
+fn files_are_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let written = format!(
+        "bench gemm --shape 9x8x7 --precision bf16 --json --allow-software --output {}",
+        path("a.json")
+    );
+    let printed = run(&written).1;
+    let a: Vec<Row> =
+        serde_json::from_str(&std::fs::read_to_string(path("a.json")).unwrap()).expect("one JSON value");
+    let file = std::fs::read_to_string(path("a.json")).unwrap();
+    let objects = file.lines().filter(|l| l.starts_with('{')).map(|l| l.trim_end_matches(','));
+    assert_eq!(objects.collect::<Vec<_>>(), printed.lines().collect::<Vec<_>>());
+    // Lines are read as well; the other one is twice as fast, lacks a case, has a wrong one, and one more.
+    let mut b: Vec<Row> = a.clone();
+    b[0].median_ms = a[0].median_ms.map(|ms| ms / 2.0);
+    b[1].failed = Some("wrong".into());
+    b[2].shape = "1x2x3".into();
+    let lines: Vec<String> = b.iter().map(Row::json).collect();
+    std::fs::write(path("b.json"), lines.join("\n")).unwrap();
+    let (code, text, errors) = run(&format!("compare {} {}", path("a.json"), path("b.json")));
+    assert_eq!(code, Some(0), "{errors}");
+    let table: Vec<&str> = text.lines().filter(|l| l.starts_with("| gemm")).collect();
+    assert_eq!(table.len(), 4, "{text}");
+    assert!(table[0].contains("| 2.0000 |") && table[1].contains("WRONG"), "{text}");
+    assert!(table[2].contains("| - |") && table[3].contains("1x2x3"), "{text}");
+}
+
+#[test]
+fn a_table_and_a_sheet_have_the_same_rows() {
+    let line = "bench gemm --shape 9x8x7 --precision bf16 --allow-software";
+    for (format, head) in
+        [("", "| op | shape"), ("--markdown", "| op | shape"), ("--csv", "adapter,driver,software,op,shape")]
+    {
+        let (code, text, errors) = run(&format!("{line} {format}"));
+        assert_eq!(code, Some(0), "{errors}");
+        assert!(text.lines().any(|l| l.starts_with(head)), "{text}");
+        assert_eq!(text.matches("9x8x7").count(), 3, "{text}");
+    }
+    assert_eq!(Check::default().wrong, None);
+}
