@@ -181,7 +181,7 @@ fn check(
 
 /// Threads of a workgroup: the lanes of one core on software adapters.
 fn workgroup(software: bool) -> usize {
-    if software { 8 } else { 64 }
+    if software { 8 } else { 32 }
 }
 
 /// Quads of a head that one thread has in registers: all, but a divisor for large heads on software adapters, whose
