@@ -16,6 +16,22 @@ use std::collections::BTreeSet;
 const SIZES_SLOT: u8 = 20;
 const CONSTANTS_SLOT: u32 = 21;
 
+/// Bytes of workgroup memory that kernels for matrix units may take: half of what a core of the adapters they are for has.
+const MATRIX_WORKGROUP_MEMORY: u32 = 24 << 10;
+
+/// Whether a text is for matrix units.
+fn is_matrix(text: &str) -> bool {
+    text.starts_with("enable ")
+}
+
+fn matrix_capabilities() -> Capabilities {
+    Capabilities::SHADER_FLOAT16
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
+        | Capabilities::COOPERATIVE_MATRIX
+        | Capabilities::SUBGROUP
+        | Capabilities::SUBGROUP_BARRIER
+}
+
 /// A valid module and what each backend is to write.
 struct Shader {
     module: Module,
@@ -27,10 +43,13 @@ struct Shader {
 type Resource = (ResourceBinding, bool);
 
 impl Shader {
-    /// Parses and validates for a device without any optional feature.
+    /// Parses and validates for a device without any optional feature, or with those that matrix units come with.
     fn parse(text: &str, entry: &str) -> Result<Shader, String> {
         let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
-        let info = Validator::new(ValidationFlags::all(), Capabilities::empty())
+        let capabilities = if is_matrix(text) { matrix_capabilities() } else { Capabilities::empty() };
+        let info = Validator::new(ValidationFlags::all(), capabilities)
+            .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
+            .subgroup_operations(naga::valid::SubgroupOperationSet::BASIC)
             .validate(&module)
             .map_err(|e| e.emit_to_string(text))?;
         Ok(Shader { module, info, entry: entry.to_owned() })
@@ -66,7 +85,7 @@ impl Shader {
     }
 
     /// Fails where the entry point takes more than what an adapter must have to be accepted.
-    fn fits_needed_limits(&self) -> Result<(), String> {
+    fn fits_needed_limits(&self, memory: u32) -> Result<(), String> {
         let entry = self.module.entry_points.iter().find(|e| e.name == self.entry).expect("an entry point");
         let shared = self.module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
         let shared = shared.map(|(_, v)| self.module.types[v.ty].inner.size(self.module.to_ctx())).sum();
@@ -74,7 +93,7 @@ impl Shader {
         for (what, has, most) in [
             ("storage bindings", storage, gpu::NEEDED_BINDINGS),
             ("threads", entry.workgroup_size.iter().product(), gpu::NEEDED_INVOCATIONS),
-            ("bytes of workgroup memory", shared, gpu::NEEDED_WORKGROUP_MEMORY),
+            ("bytes of workgroup memory", shared, memory),
         ] {
             if has > most {
                 return Err(format!("{has} {what}, at most {most} may be counted on"));
@@ -83,14 +102,27 @@ impl Shader {
         Ok(())
     }
 
-    fn write_spirv(&self) -> Result<(), String> {
+    fn write_spirv(&self, matrix: bool) -> Result<(), String> {
         let target = |(r, _): &Resource| {
             (*r, spv::BindingInfo { descriptor_set: r.group, binding: r.binding, binding_array_size: None })
         };
+        let mut capabilities = vec![spv::Capability::Shader, spv::Capability::Matrix];
+        if matrix {
+            capabilities.extend([
+                spv::Capability::Float16,
+                spv::Capability::StorageBuffer16BitAccess,
+                spv::Capability::UniformAndStorageBuffer16BitAccess,
+                spv::Capability::StorageInputOutput16,
+                spv::Capability::GroupNonUniform,
+                spv::Capability::CooperativeMatrixKHR,
+                spv::Capability::VulkanMemoryModel,
+                spv::Capability::VulkanMemoryModelDeviceScope,
+            ]);
+        }
         let options = spv::Options {
             fake_missing_bindings: false,
             binding_map: self.resources().iter().map(target).collect(),
-            capabilities: Some([spv::Capability::Shader, spv::Capability::Matrix].into_iter().collect()),
+            capabilities: Some(capabilities.into_iter().collect()),
             ..spv::Options::default()
         };
         let pipeline =
@@ -160,8 +192,13 @@ fn registers_are_apart(text: &str) -> Result<(), String> {
 /// All that is asked of a kernel's text.
 fn check(text: &str, entry: &str) -> Result<(), String> {
     let alone = Shader::parse(text, entry)?.alone()?;
-    alone.fits_needed_limits()?;
-    alone.write_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
+    let matrix = is_matrix(text);
+    alone.fits_needed_limits(if matrix { MATRIX_WORKGROUP_MEMORY } else { gpu::NEEDED_WORKGROUP_MEMORY })?;
+    alone.write_spirv(matrix).map_err(|e| format!("SPIR-V: {e}"))?;
+    if matrix {
+        // Products of 16x16x16 exist on Vulkan alone.
+        return Ok(());
+    }
     alone.write_msl().map_err(|e| format!("MSL: {e}"))?;
     alone.write_hlsl().map_err(|e| format!("HLSL: {e}"))?;
     Ok(())

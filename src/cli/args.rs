@@ -33,6 +33,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Put two files of `moe8 bench` side by side.
     Compare(CompareArgs),
+    /// Compare every matrix kernel that the adapter can run with the exact product.
+    Selftest(SelftestArgs),
 }
 
 /// Flags of every subcommand that reads a configuration.
@@ -53,6 +55,12 @@ pub struct RunArgs {
     /// Keep the driver's bounds checks and loop guards in shaders (slow).
     #[arg(long)]
     pub safe_shaders: bool,
+    /// Do without the adapter's matrix units.
+    #[arg(long)]
+    pub no_coop: bool,
+    /// Matrix product to use wherever it can run: scalar or coop (matrix units); else chosen by adapter and shape.
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
     /// Say which kernels were chosen, and why.
     #[arg(long)]
     pub explain: bool,
@@ -67,6 +75,17 @@ pub struct ConfigArgs {
     /// List all keys instead: kind, default, meaning, and what moe8 does with each.
     #[arg(long)]
     pub keys: bool,
+}
+
+/// Flags of `moe8 selftest`.
+#[derive(Debug, Args)]
+pub struct SelftestArgs {
+    /// The common flags.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Measure large products instead (a real GPU with some gigabytes of memory).
+    #[arg(long)]
+    pub time: bool,
 }
 
 /// Flags of `moe8 export`.

@@ -8,7 +8,7 @@ use clap::Parser as _;
 
 use crate::Result;
 use crate::config::{Config, KEYS, Loaded};
-use crate::gpu::{DeviceChoice, Options};
+use crate::gpu::{DeviceChoice, GemmKernel, Options};
 use crate::train::logger;
 use crate::train::run;
 
@@ -19,6 +19,7 @@ pub mod config;
 pub mod devices;
 pub mod export;
 pub mod overrides;
+pub mod selftest;
 pub mod train;
 
 use args::{Cli, Command, RunArgs};
@@ -37,6 +38,10 @@ pub struct RunOptions {
     pub check_nan: bool,
     /// Keep bounds checks and loop guards in shaders.
     pub safe_shaders: bool,
+    /// Do without matrix units.
+    pub no_coop: bool,
+    /// Matrix product to use wherever it can run.
+    pub kernel: Option<GemmKernel>,
     /// Say which kernels were chosen, and why.
     pub explain: bool,
     /// File that `moe8 export` writes.
@@ -48,22 +53,30 @@ impl RunOptions {
     pub fn run_options(&self) -> run::RunOptions {
         run::RunOptions {
             device: DeviceChoice::parse(self.device.as_deref().unwrap_or_default()),
-            gpu: Options { safe_shaders: self.safe_shaders, check_nan: self.check_nan, ..Options::default() },
+            gpu: Options {
+                safe_shaders: self.safe_shaders,
+                check_nan: self.check_nan,
+                no_coop: self.no_coop,
+                kernel: self.kernel,
+                ..Options::default()
+            },
             ranks: self.ranks,
             explain: self.explain,
         }
     }
 
-    fn new(args: &RunArgs, output: Option<PathBuf>) -> Self {
+    fn new(args: &RunArgs, output: Option<PathBuf>) -> Result<Self> {
         let from_environment = || std::env::var("MOE8_DEVICE").ok().filter(|d| !d.is_empty());
-        RunOptions {
+        Ok(RunOptions {
             device: args.device.clone().or_else(from_environment),
             ranks: args.ranks,
             check_nan: args.check_nan,
             safe_shaders: args.safe_shaders,
+            no_coop: args.no_coop,
+            kernel: args.kernel.as_deref().map(GemmKernel::parse).transpose()?,
             explain: args.explain,
             output,
-        }
+        })
     }
 }
 
@@ -111,12 +124,13 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
         Command::Config(args) => (&args.run, None),
         Command::Bench(args) => (&args.run, None),
         Command::Compare(args) => return compare::run(args),
+        Command::Selftest(args) => (&args.run, None),
         Command::Export(args) => (&args.run, Some(args.output.clone())),
     };
     if matches!(&cli.command, Command::Config(args) if args.keys) {
         return config::print_keys();
     }
-    let opts = RunOptions::new(args, output);
+    let opts = RunOptions::new(args, output)?;
     if let Command::Bench(args) = &cli.command {
         return bench::run(args, &opts, overrides);
     }
@@ -130,5 +144,6 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
         Command::Devices(_) => devices::run(&config, &opts),
         Command::Export(_) => export::run(&config, &opts),
         Command::Bench(_) | Command::Compare(_) => unreachable!("done above, they need no configuration"),
+        Command::Selftest(args) => selftest::run(args, &opts),
     }
 }

@@ -1,6 +1,6 @@
 //! Finding adapters, choosing one, opening it with the limits that it has.
 
-use super::Caps;
+use super::{Caps, MatrixUnits};
 use crate::{Error, Result};
 
 /// Which adapter to open.
@@ -106,6 +106,38 @@ fn caps(adapter: &wgpu::Adapter) -> Caps {
         align: u64::from(l.min_storage_buffer_offset_alignment),
         workgroup_memory: l.max_compute_workgroup_storage_size,
         workgroup_size: l.max_compute_invocations_per_workgroup,
+        subgroup_max: adapter.get_info().subgroup_max_size,
+        coop: matrix_units(adapter),
+    }
+}
+
+/// What the kernels for matrix units are written with.
+const MATRIX_FEATURES: wgpu::Features = wgpu::Features::SHADER_F16
+    .union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::SUBGROUP_BARRIER)
+    .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+/// Bytes of workgroup memory that those kernels take.
+const MATRIX_WORKGROUP_MEMORY: u32 = 24 << 10;
+
+/// The matrix units of `adapter`, if it has what their kernels need: four whole subgroups in a workgroup, all of one size.
+fn matrix_units(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
+    let (info, limits) = (adapter.get_info(), adapter.limits());
+    let fits = adapter.features().contains(MATRIX_FEATURES)
+        && info.subgroup_min_size == info.subgroup_max_size
+        && matches!(info.subgroup_max_size, 32 | 64)
+        && limits.max_compute_workgroup_storage_size >= MATRIX_WORKGROUP_MEMORY;
+    let has = |edge: u32| {
+        adapter.cooperative_matrix_properties().iter().any(|p| {
+            (p.m_size, p.n_size, p.k_size) == (edge, edge, edge)
+                && p.ab_type == wgpu::CooperativeScalarType::F16
+                && p.cr_type == wgpu::CooperativeScalarType::F32
+        })
+    };
+    match () {
+        () if !fits => None,
+        () if has(16) => Some(MatrixUnits::Coop16),
+        () if has(8) => Some(MatrixUnits::Coop8),
+        () => None,
     }
 }
 
@@ -175,7 +207,7 @@ fn sorted() -> Vec<wgpu::Adapter> {
     all
 }
 
-pub(super) fn open(choice: &DeviceChoice) -> Result<Opened> {
+pub(super) fn open(choice: &DeviceChoice, no_coop: bool) -> Result<Opened> {
     let all = sorted();
     let lines: Vec<AdapterLine> = all.iter().map(line).collect();
     let names: Vec<&str> = lines.iter().map(|l| l.name.as_str()).collect();
@@ -198,19 +230,22 @@ pub(super) fn open(choice: &DeviceChoice) -> Result<Opened> {
             "choose another with --device (see `moe8 devices`), or install a newer driver",
         ));
     }
-    request(&all[at])
+    request(&all[at], no_coop)
 }
 
-fn request(adapter: &wgpu::Adapter) -> Result<Opened> {
+fn request(adapter: &wgpu::Adapter, no_coop: bool) -> Result<Opened> {
     let info = adapter.get_info();
-    let descriptor = wgpu::DeviceDescriptor {
-        label: Some("moe8"),
-        // For benchmarks only; nothing needs it.
-        required_features: adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
-        required_limits: adapter.limits(),
-        ..Default::default()
-    };
-    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| {
+    let mut caps = caps(adapter);
+    if no_coop {
+        caps.coop = None;
+    }
+    let mut opened = device(adapter, caps.coop.is_some());
+    if let (Err(e), Some(_)) = (&opened, caps.coop) {
+        log::warn!("{} does not open with its matrix units, going on without: {e}", info.name);
+        caps.coop = None;
+        opened = device(adapter, false);
+    }
+    let (device, queue) = opened.map_err(|e| {
         Error::gpu(format!("cannot open {}: {e}", info.name), "try another adapter with --device")
     })?;
     Ok(Opened {
@@ -218,8 +253,28 @@ fn request(adapter: &wgpu::Adapter) -> Result<Opened> {
         queue,
         name: info.name,
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
-        caps: caps(adapter),
+        caps,
     })
+}
+
+fn device(
+    adapter: &wgpu::Adapter,
+    matrix: bool,
+) -> std::result::Result<(wgpu::Device, wgpu::Queue), wgpu::RequestDeviceError> {
+    let (features, experimental) = if matrix {
+        // SAFETY: what is experimental is used by shaders alone, and those are ours and tested.
+        (MATRIX_FEATURES, unsafe { wgpu::ExperimentalFeatures::enabled() })
+    } else {
+        (wgpu::Features::empty(), wgpu::ExperimentalFeatures::disabled())
+    };
+    pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
+        label: Some("moe8"),
+        // Timestamps are for benchmarks only; nothing needs them.
+        required_features: features | (adapter.features() & wgpu::Features::TIMESTAMP_QUERY),
+        required_limits: adapter.limits(),
+        experimental_features: experimental,
+        ..Default::default()
+    }))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use wgpu::naga;
 
 /// A compute shader: where its text is and where it starts.
 ///
-/// The text of a variant is a prelude (one `const NAME = n;` per constant, one alias `X` with `x_get` and `x_put`
-/// per dtype), the library files, and `text` with its repeat blocks written out.
+/// The text of a variant is a prelude (the text's own `enable` lines, one `const NAME = n;` per constant, one alias `X`
+/// with `x_get` and `x_put` per dtype), the library files, and `text` with its repeat blocks written out.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     /// The file's stem and, after a dot, the entry point, for messages.
@@ -88,12 +88,20 @@ impl Kernel {
     /// The complete WGSL of a variant.
     pub fn source(&self, variant: &Variant) -> String {
         let lookup = |n: &str| variant.constants.iter().find(|(k, _)| *k == n).map(|(_, v)| *v);
-        let mut out = variant.prelude();
+        let (enables, body): (Vec<&str>, Vec<&str>) =
+            self.text.lines().partition(|l| l.starts_with("enable "));
+        let mut out = enables.iter().map(|line| format!("{line}\n")).collect::<String>();
+        out.push_str(&variant.prelude());
         for (_, text) in LIBRARY {
             out.push_str(text);
         }
-        out.push_str(&repeat::expand(self.name, self.text, &lookup));
+        out.push_str(&repeat::expand(self.name, &body.join("\n"), &lookup));
         out
+    }
+
+    /// Whether the text has `enable` lines: it needs an adapter with [`super::Caps::coop`].
+    pub fn needs_matrix_units(&self) -> bool {
+        self.text.lines().any(|line| line.starts_with("enable "))
     }
 
     pub(super) fn key(&self, variant: &Variant) -> String {

@@ -25,6 +25,49 @@ pub use transfer::Download;
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+/// Matrix units as WGSL can name them: f16 operands, f32 sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixUnits {
+    /// Products of 16x16x16 (NVIDIA, AMD).
+    Coop16,
+    /// Products of 8x8x8 (Apple).
+    Coop8,
+}
+
+/// The implementations of a matrix product, as `--kernel` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmKernel {
+    /// Register tiles in f32: every adapter, every dtype.
+    Scalar,
+    /// Matrix units.
+    Coop,
+}
+
+impl GemmKernel {
+    /// The name that `--kernel` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            GemmKernel::Scalar => "scalar",
+            GemmKernel::Coop => "coop",
+        }
+    }
+
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// No such kernel.
+    pub fn parse(name: &str) -> Result<GemmKernel> {
+        match name {
+            "scalar" => Ok(GemmKernel::Scalar),
+            "coop" => Ok(GemmKernel::Coop),
+            other => Err(Error::user(
+                format!("no matrix kernel is named {other:?}"),
+                "--kernel takes scalar or coop; without it the best one for the adapter is used",
+            )),
+        }
+    }
+}
+
 /// What kernels may rely on, read from the adapter once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
@@ -40,6 +83,10 @@ pub struct Caps {
     pub workgroup_memory: u32,
     /// Largest number of invocations in a workgroup.
     pub workgroup_size: u32,
+    /// Largest number of lanes of a subgroup (0: unknown).
+    pub subgroup_max: u32,
+    /// Matrix units that kernels may use.
+    pub coop: Option<MatrixUnits>,
 }
 
 /// How kernels are compiled and adapters limited; [`Default`] is what training uses.
@@ -59,6 +106,10 @@ pub struct Options {
     pub profile: bool,
     /// Read every timestamp as zero, as some drivers do (tests of the fallback).
     pub zero_timestamps: bool,
+    /// Do without matrix units.
+    pub no_coop: bool,
+    /// Use this matrix product wherever it can run, instead of choosing by shape.
+    pub kernel: Option<GemmKernel>,
 }
 
 /// An open adapter, or a planner. Cloning is cheap; all clones share one queue and one memory pool.
@@ -80,7 +131,7 @@ impl Gpu {
     /// Opens the adapter that `choice` names, with default options.
     ///
     /// # Errors
-    /// No adapter, an unknown name, or an adapter that lacks a needed limit.
+    /// No adapter, an unknown name, an adapter that lacks a needed limit, or matrix units demanded where there are none.
     pub fn open(choice: &DeviceChoice) -> Result<Gpu> {
         Gpu::open_with(choice, Options::default())
     }
@@ -90,12 +141,21 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`].
     pub fn open_with(choice: &DeviceChoice, options: Options) -> Result<Gpu> {
-        let opened = adapter::open(choice)?;
+        let opened = adapter::open(choice, options.no_coop)?;
         let mut caps = opened.caps;
         if let Some(limit) = options.max_binding {
             caps.max_binding = caps.max_binding.min(limit);
         }
         caps.software &= !options.treat_as_hardware;
+        if options.kernel == Some(GemmKernel::Coop) && caps.coop.is_none() {
+            return Err(Error::user(
+                format!(
+                    "{} has no matrix units that moe8 can use, and --kernel coop asks for them",
+                    opened.name
+                ),
+                "leave --kernel (and --no-coop) out, or choose another adapter with --device",
+            ));
+        }
         let errors = errors::Sink::attach(&opened.device);
         Ok(Gpu(Arc::new(Inner {
             device: Some((opened.device, opened.queue)),

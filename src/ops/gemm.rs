@@ -5,13 +5,14 @@
 //! Tolerance against the f64 product of the same operands: f32 accumulation, `K * 2^-24 * sum |a b|`, plus one
 //! rounding to the output's dtype.
 
+use super::gemm_coop;
 use crate::Result;
-use crate::gpu::{Binding, Gpu, Kernel, Variant};
+use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 
 crate::params! {
-    struct Gemm {
+    pub(super) struct Gemm {
         m: u32,
         n: u32,
         k: u32,
@@ -163,11 +164,11 @@ pub fn tn_into(
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Dims {
-    m: usize,
-    n: usize,
-    k: usize,
-    groups: usize,
+pub(super) struct Dims {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub groups: usize,
 }
 
 /// Number of groups: the offsets' and the weight's must agree.
@@ -188,20 +189,20 @@ fn workgroup(software: bool) -> (usize, usize) {
 const FULL_GPU: usize = 512;
 const SHORTEST_RUN: usize = 128;
 
-/// Runs of rows per group for a `tn` of `tiles` workgroups: 1 where the tiles alone fill the adapter.
-fn splits(dims: Dims, tiles: usize, software: bool) -> usize {
-    let wanted = FULL_GPU.div_ceil(tiles.max(1));
+/// Runs of rows per group for a `tn` of `tiles` workgroups: 1 where the tiles alone are `full`, enough for the adapter.
+fn splits(dims: Dims, tiles: usize, full: usize) -> usize {
+    let wanted = full.div_ceil(tiles.max(1));
     let longest = (dims.k / dims.groups.max(1)).div_ceil(SHORTEST_RUN);
-    if software { 1 } else { wanted.min(longest).clamp(1, 64) }
+    wanted.min(longest).clamp(1, 64)
 }
 
 /// What a variant does beside multiplying.
 #[derive(Clone, Copy, Default)]
-struct Flags {
-    grouped: bool,
-    scaled: bool,
-    accumulate: bool,
-    split: bool,
+pub(super) struct Flags {
+    pub grouped: bool,
+    pub scaled: bool,
+    pub accumulate: bool,
+    pub split: bool,
 }
 
 fn variant(kinds: [DType; 3], flags: Flags, software: bool) -> Variant {
@@ -237,6 +238,39 @@ fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
     }
 }
 
+/// The kernel for a product of such operands, and why.
+fn choose(gpu: &Gpu, a: DType, b: DType, dims: Dims) -> (GemmKernel, &'static str) {
+    let (options, caps) = (gpu.options(), gpu.caps());
+    match options.kernel {
+        Some(GemmKernel::Scalar) => (GemmKernel::Scalar, "--kernel scalar"),
+        _ if options.no_coop => (GemmKernel::Scalar, "--no-coop"),
+        _ if caps.coop.is_none() => (GemmKernel::Scalar, "the adapter has no matrix units that moe8 can use"),
+        _ if !gemm_coop::can_run(&caps, a, b) => {
+            (GemmKernel::Scalar, "no kernel for these operands on its matrix units")
+        }
+        Some(GemmKernel::Coop) => (GemmKernel::Coop, "--kernel coop"),
+        None if !gemm_coop::pays(dims) => (GemmKernel::Scalar, "too small for tiles of 128 x 128"),
+        None => (GemmKernel::Coop, "the adapter has matrix units"),
+    }
+}
+
+/// The kernel that a product of operands of these dtypes and M, N, K gets here, and why.
+pub fn choice(gpu: &Gpu, a: DType, b: DType, [m, n, k]: [usize; 3]) -> (GemmKernel, &'static str) {
+    choose(gpu, a, b, Dims { m, n, k, groups: 1 })
+}
+
+/// The kernel chosen for each class of products, and why: `operands, shape: kernel (reason)`.
+pub fn explain(gpu: &Gpu) -> Vec<String> {
+    use DType::{BF16, E4M3, E5M2, F32};
+    let classes = [("large", 4096), ("below 16 in a dimension", 8)];
+    let line = |(a, b): (DType, DType), (class, edge): (&str, usize)| {
+        let (kernel, why) = choice(gpu, a, b, [edge; 3]);
+        format!("gemm {a} x {b}, {class}: {} ({why})", kernel.name())
+    };
+    let operands = [(F32, F32), (BF16, BF16), (E4M3, E4M3), (E5M2, E4M3)];
+    operands.into_iter().flat_map(|o| classes.map(|class| line(o, class))).collect()
+}
+
 fn launch(
     gpu: &Gpu,
     kernel: &Kernel,
@@ -246,17 +280,19 @@ fn launch(
     options: GemmOptions<'_>,
     accumulate: bool,
 ) -> Result<()> {
+    let (grouped, is_tn) = (options.offs.is_some(), kernel.entry == "tn");
     let software = gpu.caps().software;
-    let (wx, wy) = workgroup(software);
-    let strips = dims.n.div_ceil(TILE * wx);
-    let grouped = options.offs.is_some();
-    let tiles = if kernel.entry == "tn" {
-        dims.groups * dims.m.div_ceil(TILE * wy) * strips
-    } else {
+    let coop = choose(gpu, a.dtype(), b.dtype(), dims).0 == GemmKernel::Coop;
+    let (tile, workgroups) = if coop { (gemm_coop::TILE, FULL_GPU / 2) } else { (TILE, FULL_GPU) };
+    let (wx, wy) = if coop { (1, 1) } else { workgroup(software) };
+    let heights = dims.m.div_ceil(tile * wy);
+    let tiles = match grouped {
+        _ if is_tn => dims.groups * heights,
         // Every group and the tail may end in one tile that is not full.
-        (dims.m.div_ceil(TILE * wy) + if grouped { dims.groups } else { 0 }) * strips
-    };
-    let splits = if kernel.entry == "tn" { splits(dims, tiles, software) } else { 1 };
+        true => heights + dims.groups,
+        false => heights,
+    } * dims.n.div_ceil(tile * wx);
+    let splits = if is_tn && !software { splits(dims, tiles, workgroups) } else { 1 };
     let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
     let unused = a.read();
     let (row, col) = match options.scales {
@@ -265,21 +301,23 @@ fn launch(
     };
     let offs = options.offs.map_or(unused, Tensor::read);
     let params = params(dims, options, splits);
+    let product = |out: &Tensor, flags: Flags| {
+        let bindings: [Binding; 6] =
+            [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];
+        let (kernel, variant) = if coop {
+            gemm_coop::kernel(kernel.entry, dims, out.dtype(), flags, gpu.caps().subgroup_max)
+        } else {
+            (*kernel, variant([a.dtype(), b.dtype(), out.dtype()], flags, software))
+        };
+        gpu.dispatch(&kernel, &variant, &params, &bindings, (tiles * splits) as u32)
+    };
     if !flags.split {
-        let variant = variant([a.dtype(), b.dtype(), out.dtype()], flags, software);
-        let bindings: [Binding; 6] = [a.read(), b.read(), offs, row, col, out.write()];
-        return gpu.dispatch(kernel, &variant, &params, &bindings, tiles as u32);
+        return product(out, flags);
     }
     let parts = Tensor::empty(gpu, "gemm parts", &[splits * dims.groups * dims.m, dims.n], DType::F32)?;
-    let first = variant(
-        [a.dtype(), b.dtype(), DType::F32],
-        Flags { grouped, split: true, ..Flags::default() },
-        false,
-    );
-    let bindings: [Binding; 6] = [a.read(), b.read(), offs, row.clone(), col.clone(), parts.write()];
-    gpu.dispatch(kernel, &first, &params, &bindings, (tiles * splits) as u32)?;
+    product(&parts, Flags { grouped, split: true, ..Flags::default() })?;
     let quads = dims.groups * dims.m * dims.n.div_ceil(4);
-    let bindings: [Binding; 4] = [parts.read(), row, col, out.write()];
+    let bindings: [Binding; 4] = [parts.read(), row.clone(), col.clone(), out.write()];
     gpu.dispatch(&SUM, &sum_variant(out.dtype(), flags), &params, &bindings, quads.div_ceil(64) as u32)
 }
 

@@ -13,6 +13,7 @@ pub mod embedding;
 pub mod expert_bias;
 pub mod fp8_linear;
 pub mod gemm;
+mod gemm_coop;
 pub mod quantize;
 pub mod rmsnorm;
 pub mod rope;
@@ -33,6 +34,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         embedding::kernels(),
         expert_bias::kernels(),
         gemm::kernels(),
+        gemm_coop::kernels(),
         quantize::kernels(),
         rmsnorm::kernels(),
         rope::kernels(),

@@ -279,6 +279,9 @@ impl<'a> Rank<'a> {
             logger::set_progress_bar(None);
         }
         if self.options.explain {
+            for line in crate::ops::gemm::explain(&self.gpu) {
+                self.lines().say(&line);
+            }
             for kernel in self.gpu.kernels() {
                 self.lines().say(&format!("kernel: {kernel}"));
             }

@@ -1,0 +1,75 @@
+//! Operands that are made on the host as fp8 codes, so that both sides multiply the same numbers.
+
+use crate::Result;
+use crate::gpu::Gpu;
+use crate::num::rng::Stream;
+use crate::num::{DType, Fp8};
+use crate::tensor::Tensor;
+
+/// Which codes a test draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Codes {
+    /// Normal numbers of deviation 100, clipped at 448.
+    Normal,
+    /// Every finite code with equal chance.
+    Any,
+    /// Zero and subnormal ones: f16 arithmetic that flushes its own subnormals shows here.
+    Tiny,
+}
+
+/// Row-major e4m3 codes, and their values.
+pub(super) struct Operand {
+    pub codes: Vec<u8>,
+    pub shape: Vec<usize>,
+}
+
+impl Operand {
+    pub(super) fn new(name: &str, shape: &[usize], kind: Codes) -> Operand {
+        let stream = Stream::new(0, name);
+        // A table of 2^16 draws and a fast walk over it: the large operands have hundreds of millions of elements.
+        let draw = |i: u64| match kind {
+            Codes::Normal => Fp8::E4m3.encode((100.0 * stream.normal(i)).clamp(-448.0, 448.0)),
+            Codes::Any => {
+                let code = (stream.word(i) & 0xff) as u8;
+                if code & 0x7f == 0x7f { 0x3c } else { code }
+            }
+            Codes::Tiny => (stream.word(i) & 0x87) as u8,
+        };
+        let table: Vec<u8> = (0..1 << 16).map(draw).collect();
+        let mut state = u64::from(stream.word(1 << 20)) << 32 | 1;
+        let len = shape.iter().product();
+        let mut codes = Vec::with_capacity(len);
+        while codes.len() < len {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            codes.extend([16, 32, 48].map(|shift| table[(state >> shift) as usize & 0xffff]));
+        }
+        codes.truncate(len);
+        Operand { codes, shape: shape.to_vec() }
+    }
+
+    pub(super) fn values(&self) -> Vec<f64> {
+        self.codes.iter().map(|&c| f64::from(Fp8::E4m3.decode(c))).collect()
+    }
+
+    pub(super) fn upload(&self, gpu: &Gpu) -> Result<Tensor> {
+        let tensor = Tensor::empty(gpu, "codes", &self.shape, DType::E4M3)?;
+        let (cols, padded) = (tensor.cols(), 4 * tensor.quads());
+        let (buffer, offset) = tensor.memory();
+        // A few megabytes at a time: the driver stages each piece.
+        let rows = ((8 << 20) / padded).max(1);
+        for (i, part) in self.codes.chunks(rows * cols).enumerate() {
+            let mut bytes = vec![0; part.len() / cols * padded];
+            for (from, to) in part.chunks(cols).zip(bytes.chunks_mut(padded)) {
+                to[..cols].copy_from_slice(from);
+            }
+            gpu.upload(buffer, offset + (i * rows * padded) as u64, &bytes)?;
+        }
+        Ok(tensor)
+    }
+}
+
+/// Powers of two between 2^-4 and 2^3.
+pub(super) fn scales(name: &str, len: usize) -> Vec<f32> {
+    let stream = Stream::new(1, name);
+    (0..len as u64).map(|i| 2f32.powi((stream.word(i) % 8) as i32 - 4)).collect()
+}

@@ -1,0 +1,169 @@
+//! The grouped products in their three forms against the f64 product of the same codes, over ragged groups.
+
+use super::data::{Codes, Operand, scales};
+use crate::Result;
+use crate::gpu::Gpu;
+use crate::num::DType;
+use crate::ops::gemm::{self as op, GemmOptions, Scale};
+use crate::reference::compare::{bf16_ulp, within};
+use crate::reference::gemm::{self as reference, Scales};
+use crate::tensor::Tensor;
+
+/// What one comparison gave.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Form, shape, group ends, codes and result's dtype.
+    pub case: String,
+    /// The kernel that ran.
+    pub kernel: String,
+    /// What is wrong, if anything.
+    pub error: Option<String>,
+}
+
+/// Group ends (`None`: one group of all rows), M, N, K: 1, primes, one past a tile and a slice, whole tiles, an empty
+/// group first, between and last, none but empty ones, rows past the last end, all rows in one group.
+const TABLE: [(Option<&[u32]>, usize, usize, usize); 12] = [
+    (None, 1, 1, 1),
+    (None, 33, 45, 131),
+    (None, 129, 130, 65),
+    (None, 257, 144, 192),
+    (None, 128, 256, 128),
+    (Some(&[0, 7, 13]), 13, 7, 100),
+    (Some(&[4, 4, 17]), 17, 13, 17),
+    (Some(&[0, 0, 0]), 16, 5, 9),
+    (Some(&[130, 130, 257, 300]), 310, 132, 96),
+    (Some(&[300, 300, 300]), 300, 144, 80),
+    (Some(&[64, 128, 192, 256]), 256, 128, 128),
+    (Some(&[1, 66, 70]), 200, 272, 64),
+];
+
+/// Runs the table with the kernels that `gpu` chooses, every case in all three forms.
+///
+/// # Errors
+/// What the device reported; a wrong result is an [`Outcome`].
+pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
+    let mut all = Vec::new();
+    for (i, &(ends, m, n, k)) in TABLE.iter().enumerate() {
+        for form in [Form::Nt, Form::Nn, Form::Tn] {
+            let codes = [Codes::Any, Codes::Tiny, Codes::Normal][i % 3];
+            let out = if i % 2 == 0 { DType::BF16 } else { DType::F32 };
+            let case =
+                Case { form, ends, dims: [m, n, k], codes, out, accumulate: form == Form::Tn && i % 4 > 1 };
+            all.push(case.run(gpu)?);
+        }
+    }
+    Ok(all)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Nt,
+    Nn,
+    Tn,
+}
+
+/// One product: `dims` are rows of tokens, width of the output, width of the input, as in [`crate::reference::gemm`].
+struct Case<'a> {
+    form: Form,
+    ends: Option<&'a [u32]>,
+    dims: [usize; 3],
+    codes: Codes,
+    out: DType,
+    accumulate: bool,
+}
+
+impl Case<'_> {
+    fn run(&self, gpu: &Gpu) -> Result<Outcome> {
+        let [m, n, k] = self.dims;
+        let all = [m as u32];
+        let ends = self.ends.unwrap_or(&all);
+        let e = ends.len();
+        let w = if self.ends.is_some() { vec![e, n, k] } else { vec![n, k] };
+        // Shapes of both operands and of the result, the length of the contraction, and the scales of rows and columns.
+        let (a, b, out, length, rows, cols) = match self.form {
+            Form::Nt => (vec![m, k], w, vec![m, n], k, m, e * n),
+            Form::Nn => (vec![m, n], w, vec![m, k], n, m, e * k),
+            Form::Tn => (vec![m, n], vec![m, k], w, m, e * n, e * k),
+        };
+        let (a, b) = (Operand::new("a", &a, self.codes), Operand::new("b", &b, self.codes));
+        let (row, col) = (scales("row", rows), scales("col", cols));
+        let got = self.on_device(gpu, &a, &b, &row, &col, &out)?;
+        let product = |a: &[f64], b: &[f64]| {
+            let scales = Scales { row: Some(&row), col: Some(&col) };
+            match self.form {
+                Form::Nt => reference::nt(a, b, ends, n, k, scales),
+                Form::Nn => reference::nn(a, b, ends, n, k, scales),
+                Form::Tn => reference::tn(a, b, ends, n, k, scales),
+            }
+        };
+        let prior = if self.accumulate { 1.0 } else { 0.0 };
+        let want: Vec<f64> = product(&a.values(), &b.values()).iter().map(|v| v + prior).collect();
+        let size = |o: &Operand| o.values().iter().map(|v| v.abs()).collect::<Vec<_>>();
+        let sums = product(&size(&a), &size(&b));
+        let bound: Vec<f64> =
+            want.iter().zip(&sums).map(|(w, s)| bound(self.out, length, *w, s + prior)).collect();
+        let got: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
+        let error = within(&got, &want, &bound, &out).err();
+        let sizes = match self.form {
+            Form::Nt => [m, n, k],
+            Form::Nn => [m, k, n],
+            Form::Tn => [n, k, m],
+        };
+        let kernel = op::choice(gpu, DType::E4M3, DType::E4M3, sizes).0.name().to_string();
+        Ok(Outcome { case: self.name(), kernel, error })
+    }
+
+    fn name(&self) -> String {
+        let [m, n, k] = self.dims;
+        let plus = if self.accumulate { ", added" } else { "" };
+        let form = format!("{:?}", self.form).to_lowercase();
+        format!(
+            "{form} {m} x {n} x {k}, ends {:?}, {:?} codes, {}{plus}",
+            self.ends.unwrap_or(&[]),
+            self.codes,
+            self.out
+        )
+    }
+
+    fn on_device(
+        &self,
+        gpu: &Gpu,
+        a: &Operand,
+        b: &Operand,
+        row: &[f32],
+        col: &[f32],
+        shape: &[usize],
+    ) -> Result<Vec<f32>> {
+        let [_, n, k] = self.dims;
+        let (a, b) = (a.upload(gpu)?, b.upload(gpu)?);
+        let offs = self.ends.map(|ends| Tensor::from_u32(gpu, "ends", ends)).transpose()?;
+        let row = Tensor::from_flat_f32(gpu, "row scales", row)?;
+        let col = Tensor::from_flat_f32(gpu, "column scales", col)?;
+        let scales = match self.form {
+            Form::Nt => (Scale::per_row(&row), Scale::per_group(&col, n)),
+            Form::Nn => (Scale::per_row(&row), Scale::per_group(&col, k)),
+            Form::Tn => (Scale::per_group(&row, n), Scale::per_group(&col, k)),
+        };
+        let options = GemmOptions { offs: offs.as_ref(), scales: Some(scales) };
+        let out = match self.form {
+            Form::Nt => op::nt(gpu, &a, &b, self.out, options)?,
+            Form::Nn => op::nn(gpu, &a, &b, self.out, options)?,
+            Form::Tn => {
+                let ones = vec![1.0; shape.iter().product()];
+                let out = Tensor::from_f32(gpu, "result", shape, self.out, &ones)?;
+                op::tn_into(gpu, &a, &b, &out, self.accumulate, options)?;
+                out
+            }
+        };
+        assert_eq!(out.shape(), shape);
+        out.to_f32(gpu)
+    }
+}
+
+/// `length * 2^-24 * sum |a b|` for sums in f32, and half a unit of the result's dtype. The factor 2: matrix units cut
+/// off where others round, and a sum just past a power of two has units twice as large.
+pub(super) fn bound(dtype: DType, length: usize, want: f64, sum: f64) -> f64 {
+    let f32_sum = (length + 2) as f64 * 2f64.powi(-24) * sum;
+    let half_unit = if dtype == DType::BF16 { bf16_ulp(want) / 2.0 } else { want.abs() * 2f64.powi(-24) };
+    2.0 * f32_sum + half_unit * (1.0 + 1e-9)
+}

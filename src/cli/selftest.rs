@@ -1,0 +1,53 @@
+//! `moe8 selftest`: every matrix kernel that the adapter can run against the f64 product, or their speed.
+
+use super::RunOptions;
+use super::args::SelftestArgs;
+use crate::check;
+use crate::gpu::{GemmKernel, Gpu, Options};
+use crate::{Error, Result};
+use std::io::Write;
+
+/// Runs the table of ragged products with each kernel, unchecked and checked shaders, in poisoned memory; with `--time`
+/// measures large ones instead.
+///
+/// # Errors
+/// A wrong result, or what the device reported.
+pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
+    let run = opts.run_options();
+    let open = |options| Gpu::open_with(&run.device, options);
+    let gpu = open(run.gpu)?;
+    say(&format!("{}, driver {}, matrix units {:?}", gpu.name(), gpu.driver(), gpu.caps().coop));
+    if args.time {
+        return check::time(&gpu, |t| {
+            say(&format!("{:<44} {:<7} {:8.3} ms {:7.1} TFLOP/s", t.case, t.kernel, t.median_ms, t.tflops));
+        });
+    }
+    let mut kernels = vec![GemmKernel::Scalar];
+    kernels.extend(gpu.caps().coop.map(|_| GemmKernel::Coop));
+    let (mut wrong, mut all) = (0, 0);
+    for kernel in kernels.into_iter().filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
+        for safe_shaders in [false, true] {
+            let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu })?;
+            for outcome in check::gemm(&gpu)? {
+                let verdict = outcome.error.as_ref().map_or("ok".to_string(), |e| format!("WRONG: {e}"));
+                let checks = if safe_shaders { "checked" } else { "unchecked" };
+                say(&format!("{} {checks}: {}: {verdict}", outcome.kernel, outcome.case));
+                all += 1;
+                wrong += usize::from(outcome.error.is_some());
+            }
+        }
+    }
+    if wrong > 0 {
+        return Err(Error::gpu(
+            format!("{wrong} of {all} products are wrong on {}", gpu.name()),
+            "use --no-coop if only `coop` is wrong; report this with the lines above",
+        ));
+    }
+    say(&format!("{all} products agree with the reference"));
+    Ok(())
+}
+
+/// A line on standard output; a closed pipe is no reason to fail.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}

@@ -1,0 +1,55 @@
+//! The table of `moe8 selftest` on the running adapter, with every matrix kernel that it can run, and how one is chosen.
+
+use moe8::check;
+use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, Options};
+use moe8::num::DType;
+use moe8::ops::gemm;
+
+fn open(options: Options) -> Gpu {
+    Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
+}
+
+#[test]
+fn every_kernel_agrees_with_the_reference() {
+    let coop = open(Options::default()).caps().coop.map(|_| GemmKernel::Coop);
+    for kernel in [Some(GemmKernel::Scalar), coop].into_iter().flatten() {
+        let outcomes =
+            check::gemm(&open(Options { kernel: Some(kernel), poison: true, ..Options::default() })).unwrap();
+        assert_eq!(outcomes.len(), 36);
+        for outcome in outcomes {
+            assert_eq!((outcome.kernel.as_str(), outcome.error), (kernel.name(), None), "{}", outcome.case);
+        }
+    }
+}
+
+#[test]
+fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
+    let plain = open(Options::default());
+    let scalar_only = [
+        open(Options { no_coop: true, ..Options::default() }),
+        open(Options { kernel: Some(GemmKernel::Scalar), ..Options::default() }),
+    ];
+    let large = [4096; 3];
+    for gpu in &scalar_only {
+        assert_eq!(gemm::choice(gpu, DType::E4M3, DType::E4M3, large).0, GemmKernel::Scalar);
+    }
+    assert_eq!(scalar_only[0].caps().coop, None);
+    let fits = plain.caps().coop == Some(moe8::gpu::MatrixUnits::Coop16);
+    let want = if fits { GemmKernel::Coop } else { GemmKernel::Scalar };
+    assert_eq!(gemm::choice(&plain, DType::E4M3, DType::E4M3, large).0, want);
+    assert_eq!(gemm::choice(&plain, DType::E4M3, DType::E4M3, [4096, 8, 4096]).0, GemmKernel::Scalar);
+    assert_eq!(gemm::choice(&plain, DType::F32, DType::F32, large).0, GemmKernel::Scalar);
+    assert_eq!(gemm::explain(&plain).len(), 8);
+}
+
+#[test]
+fn matrix_units_that_are_not_there_cannot_be_demanded() {
+    if open(Options::default()).caps().coop.is_some() {
+        return;
+    }
+    let wish = Options { kernel: Some(GemmKernel::Coop), ..Options::default() };
+    let error = Gpu::open_with(&DeviceChoice::from_env(), wish).expect_err("no matrix units").to_string();
+    assert!(error.contains("no matrix units") && error.contains("--kernel"), "{error}");
+    let error = GemmKernel::parse("fast").expect_err("no such kernel").to_string();
+    assert!(error.contains("fast") && error.contains("scalar or coop"), "{error}");
+}
