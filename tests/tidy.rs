@@ -177,6 +177,8 @@ fn planted_stems_are_found() {
         "src/reference/compare.rs",
         "src/reference/fp8_linear.rs",
         "src/ops/fp8_linear.rs",
+        "src/ops/gemm_coop.rs",
+        "shaders/gemm_coop.wgsl",
         "shaders/gemm_sum.wgsl",
     ]);
     assert_eq!(stem_violations(&whole, true), Vec::<String>::new());
