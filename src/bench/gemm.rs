@@ -42,6 +42,7 @@ impl Pass {
 }
 
 /// The operands of a linear layer, on the device and as functions of their places.
+#[derive(Clone)]
 pub struct Linear {
     m: usize,
     k: usize,
@@ -86,6 +87,19 @@ impl Linear {
             precision,
             values,
         }))
+    }
+
+    /// The same operands, bf16 in memory, in bf16 or fp8.
+    ///
+    /// # Panics
+    /// From or to f32, whose operands are others.
+    pub fn in_precision(self: &Rc<Self>, precision: Precision) -> Rc<Linear> {
+        let both = [self.precision, precision];
+        assert!(
+            precision == self.precision || !both.contains(&Precision::F32),
+            "operands of {both:?} differ"
+        );
+        Rc::new(Linear { precision, ..(**self).clone() })
     }
 
     fn ends(&self) -> Option<&Tensor> {

@@ -210,9 +210,11 @@ fn quantizers(runner: &mut Runner, plan: &Plan, [m, k]: [usize; 2]) -> Result<()
 
 fn grouped(runner: &mut Runner, plan: &Plan, op: Op, [m, k, n, e]: [usize; 4]) -> Result<()> {
     let gpu = runner.gpu().clone();
+    let precisions = plan.precisions(&[Precision::Bf16, Precision::Fp8]);
     for split in splits(plan, m, e) {
-        for precision in plan.precisions(&[Precision::Bf16, Precision::Fp8]) {
-            let linear = Linear::new(&gpu, [split.rows(), k, n], Some(&split), precision)?;
+        let first = Linear::new(&gpu, [split.rows(), k, n], Some(&split), precisions[0])?;
+        for &precision in &precisions {
+            let linear = first.in_precision(precision);
             match op {
                 Op::Linear => runner.case(&linear.op())?,
                 _ => products(runner, &linear, precision)?,
