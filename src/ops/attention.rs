@@ -92,7 +92,7 @@ pub fn backward(
     let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs, DType::F32)?;
     let bindings = [out.read(), d_out.read(), lse.read(), stats.write()];
     let groups = pairs.div_ceil(workgroup(call.software)) as u32;
-    gpu.dispatch(&STATISTICS, &call.variant(1), &call.params, &bindings, groups)?;
+    gpu.dispatch(&STATISTICS, &call.variant(&STATISTICS, 1), &call.params, &bindings, groups)?;
     let d_q = Tensor::empty(gpu, "attention d_q", q.shape(), q.dtype())?;
     let d_k = Tensor::empty(gpu, "attention d_k", k.shape(), q.dtype())?;
     let d_v = Tensor::empty(gpu, "attention d_v", v.shape(), q.dtype())?;
@@ -136,17 +136,17 @@ impl Call {
         }
     }
 
-    fn variant(&self, own: usize) -> Variant {
-        variant(self.dtype, self.head_dim, self.masked, self.software, own)
+    fn variant(&self, kernel: &Kernel, own: usize) -> Variant {
+        variant(kernel, self.dtype, self.head_dim, self.masked, self.software, own)
     }
 
     /// Launches a thread per chunk of a head and run of positions of each of `heads` heads of every sequence.
     fn dispatch(&self, gpu: &Gpu, kernel: &Kernel, bindings: &[Binding], heads: usize) -> Result<()> {
         let own = own(kernel, self.head_dim, self.params.seq as usize, self.software);
         let tiles = (self.params.seq as usize).div_ceil(workgroup(self.software) * own);
-        let chunks = self.head_dim / 4 / step(self.head_dim, self.software);
+        let chunks = self.head_dim / 4 / step(kernel, self.head_dim, self.software);
         let groups = tiles * self.params.batch as usize * heads * chunks;
-        gpu.dispatch(kernel, &self.variant(own), &self.params, bindings, groups as u32)
+        gpu.dispatch(kernel, &self.variant(kernel, own), &self.params, bindings, groups as u32)
     }
 }
 
@@ -184,12 +184,19 @@ fn workgroup(software: bool) -> usize {
     if software { 8 } else { 32 }
 }
 
-/// Quads of a head that one thread has in registers: all, but a divisor for large heads on software adapters, whose
-/// compiler would take minutes.
-fn step(head_dim: usize, software: bool) -> usize {
+/// Quads of a head whose results one thread has in registers: all, but a divisor for large heads where a compiler would
+/// take minutes (software adapters) or the registers of a GPU would spill: `by_key` keeps two operands and two results
+/// of each quad, `by_query` two and one.
+fn step(kernel: &Kernel, head_dim: usize, software: bool) -> usize {
     let quads = head_dim / 4;
-    let most = if software { MAX_SOFTWARE_STEP.min(quads) } else { quads };
-    (1..=most).rev().find(|s| quads.is_multiple_of(*s)).unwrap_or(1)
+    let most = match (software, kernel.entry) {
+        (true, _) => MAX_SOFTWARE_STEP,
+        (false, "by_key") if quads > 16 => 16,
+        (false, "by_key") if quads > 12 => 8,
+        (false, "by_query") if quads > 16 => 16,
+        (false, _) => quads,
+    };
+    (1..=most.min(quads)).rev().find(|s| quads.is_multiple_of(*s)).unwrap_or(1)
 }
 
 /// Positions that one thread owns: as many as its registers hold on a GPU (`by_key` keeps twice as much of each), one where
@@ -205,12 +212,19 @@ fn own(kernel: &Kernel, head_dim: usize, seq: usize, software: bool) -> usize {
     if seq < workgroup(software) * most { 1 } else { most }
 }
 
-fn variant(dtype: DType, head_dim: usize, docs: bool, software: bool, own: usize) -> Variant {
+fn variant(
+    kernel: &Kernel,
+    dtype: DType,
+    head_dim: usize,
+    docs: bool,
+    software: bool,
+    own: usize,
+) -> Variant {
     Variant::new()
         .constant("WG", workgroup(software) as u32)
         .constant("OWN", own as u32)
         .constant("HD", (head_dim / 4) as u32)
-        .constant("STEP", step(head_dim, software) as u32)
+        .constant("STEP", step(kernel, head_dim, software) as u32)
         // Software adapters have few registers: more than one key at a time is slower there and compiles longer.
         .constant("TILE", if software { 1 } else { 2 })
         .constant("DOCS", u32::from(docs))
@@ -228,7 +242,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
                     let (docs, software) = (flags & 1 != 0, flags & 2 != 0);
                     for seq in [1, 1 << 16] {
                         let own = own(&kernel, head_dim, seq, software);
-                        all.push((kernel, variant(dtype, head_dim, docs, software, own)));
+                        all.push((kernel, variant(&kernel, dtype, head_dim, docs, software, own)));
                     }
                 }
             }
