@@ -1,4 +1,5 @@
-// Grouped GEMM on matrix units (16x16x16, f16 operands, f32 sums): the three forms of gemm.wgsl, for fp8 codes.
+// Grouped GEMM on matrix units (16x16x16, f16 operands, f32 sums): the three forms of gemm.wgsl, for fp8 codes
+// and halves.
 // Four subgroups share a tile of 128 x 128 outputs, 64 x 64 each: 4 x 4 fragments in registers.
 // The simple algorithm: load a slice of 32 contraction steps of both operands, decode it to f16 into workgroup memory,
 // multiply fragments, repeat; at the end scale, round and store.
@@ -14,6 +15,8 @@
 // it, output rows or columns come out permuted by fours, and the epilogue reads them back in order.
 // Rows and columns past the end read the last one and are not stored. Steps past the contraction's end are zero in A.
 // Variants: A_ALONG / A_ACROSS (and B_): 1 where the operand's rows run along the contraction / across it, else 0;
+// F8 / F16: e4m3 codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;
+// HALVES: slices of a window, 2 where an operand of codes lies along, else 1; QUADS: quads in 16 bytes;
 // WIDE / NARROW: rows of both operands are whole multiples of 16 bytes, or not; TAIL: the contraction is no multiple of 64.
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -39,8 +42,8 @@ struct H8 { x: vec4<f16>, y: vec4<f16> }
 @group(0) @binding(2) var<storage, read> b: array<vec4<u32>>;
 //!end
 //!repeat w NARROW
-@group(0) @binding(1) var<storage, read> a: array<u32>;
-@group(0) @binding(2) var<storage, read> b: array<u32>;
+@group(0) @binding(1) var<storage, read> a: array<AB>;
+@group(0) @binding(2) var<storage, read> b: array<AB>;
 //!end
 @group(0) @binding(3) var<storage, read> offs: array<u32>;
 @group(0) @binding(4) var<storage, read> row_scale: array<f32>;
@@ -69,7 +72,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!repeat r ALONG_LOADS
   let ap$r = along_place(li + $ru * THREADS);
   let ar$r = min(tile.row0 + ap$r.x, tile.end - 1u);
-  let ai$r = ar$r * (aq / 4u) + ap$r.y;
+  let ai$r = ar$r * (aq / QUADS) + ap$r.y;
   let as$r = ap$r.x * 5u + ap$r.y;
   var av$r = vec4<u32>();
 //!end
@@ -79,9 +82,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let fa = wrow / 8u;
 //!repeat r ACROSS_LOADS
   let ap$r = across_place(li + $ru * THREADS);
-  let ac$r = min(tile.row0 / 16u + ap$r.y, div_up(p.m, 16u) - 1u);
-  let ai$r = (tile.first + step_of(0u, ap$r.x)) * (aq / 4u) + ac$r;
-  let as$r = ap$r.x * 17u + ap$r.y * 2u;
+  let ac$r = min(tile.row0 / (4u * QUADS) + ap$r.y, div_up(aq, QUADS) - 1u);
+  let ai$r = (tile.first + step_of(0u, ap$r.x)) * (aq / QUADS) + ac$r;
+  let as$r = ap$r.x * 17u + ap$r.y * (QUADS / 2u);
   var av$r = vec4<u32>();
 //!end
 //!end
@@ -91,7 +94,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!repeat r ALONG_LOADS
   let bp$r = along_place(li + $ru * THREADS);
   let br$r = tile.group * p.n + min(tile.col0 + bp$r.x, p.n - 1u);
-  let bi$r = br$r * (bq / 4u) + bp$r.y;
+  let bi$r = br$r * (bq / QUADS) + bp$r.y;
   let bs$r = bp$r.x * 5u + bp$r.y;
   var bv$r = vec4<u32>();
 //!end
@@ -101,9 +104,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let fb = wcol / 8u;
 //!repeat r ACROSS_LOADS
   let bp$r = across_place(li + $ru * THREADS);
-  let bc$r = min(tile.col0 / 16u + bp$r.y, div_up(p.n, 16u) - 1u);
-  let bi$r = (tile.weight + tile.first + step_of(0u, bp$r.x)) * (bq / 4u) + bc$r;
-  let bs$r = bp$r.x * 17u + bp$r.y * 2u;
+  let bc$r = min(tile.col0 / (4u * QUADS) + bp$r.y, div_up(bq, QUADS) - 1u);
+  let bi$r = (tile.weight + tile.first + step_of(0u, bp$r.x)) * (bq / QUADS) + bc$r;
+  let bs$r = bp$r.x * 17u + bp$r.y * (QUADS / 2u);
   var bv$r = vec4<u32>();
 //!end
 //!end
@@ -113,42 +116,52 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var fb0_$i = coop_mat16x16<f16, B>();
   var fb1_$i = coop_mat16x16<f16, B>();
 //!end
-  let windows = div_up(tile.last - tile.first, 64u);
+  let windows = div_up(tile.last - tile.first, 32u * HALVES);
   if windows > 0u {
     // Slice 0 into workgroup memory; the next one, or the window's other half, stays in registers.
 //!repeat w A_ALONG
 //!repeat r ALONG_LOADS
     av$r = a_window(ai$r, ar$r, ap$r.y, 0u, aq);
-    ta[as$r] = dec8(av$r.xy);
+    ta[as$r] = eight(av$r, 0u);
+//!repeat y F16
+    av$r = a_window(ai$r, ar$r, ap$r.y, window(1u), aq);
+//!end
 //!end
 //!end
 //!repeat w A_ACROSS
 //!repeat r ACROSS_LOADS
     av$r = a_slice(tile, 0u, ai$r, ap$r.x, ac$r, aq);
-    ta[as$r] = dec8(av$r.xy);
-    ta[as$r + 1u] = dec8(av$r.zw);
+    ta[as$r] = eight(av$r, 0u);
+//!repeat y F8
+    ta[as$r + 1u] = eight(av$r, 1u);
+//!end
     av$r = a_slice(tile, 1u, ai$r, ap$r.x, ac$r, aq);
 //!end
 //!end
 //!repeat w B_ALONG
 //!repeat r ALONG_LOADS
     bv$r = b_window(bi$r, br$r, bp$r.y, 0u, bq);
-    tb[bs$r] = dec8(bv$r.xy);
+    tb[bs$r] = eight(bv$r, 0u);
+//!repeat y F16
+    bv$r = b_window(bi$r, br$r, bp$r.y, window(1u), bq);
+//!end
 //!end
 //!end
 //!repeat w B_ACROSS
 //!repeat r ACROSS_LOADS
     bv$r = b_slice(tile, 0u, bi$r, bp$r.x, bc$r, bq);
-    tb[bs$r] = dec8(bv$r.xy);
-    tb[bs$r + 1u] = dec8(bv$r.zw);
+    tb[bs$r] = eight(bv$r, 0u);
+//!repeat y F8
+    tb[bs$r + 1u] = eight(bv$r, 1u);
+//!end
     bv$r = b_slice(tile, 1u, bi$r, bp$r.x, bc$r, bq);
 //!end
 //!end
   }
   for (var w = 0u; w < windows; w++) {
-//!repeat h 2
+//!repeat h HALVES
     {
-      // Slice 2w + $h is in workgroup memory; the second half of the slice before is in fa1, fb1.
+      // Slice HALVES * w + $h is in workgroup memory; the second half of the slice before is in fa1, fb1.
       workgroupBarrier();
 //!repeat i 4
 //!repeat x A_ALONG
@@ -190,32 +203,36 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
       workgroupBarrier();
       // The next slice into workgroup memory, the one after it into registers.
-      let next = 2u * w + $hu + 2u;
+      let next = HALVES * w + $hu + 2u;
 //!repeat x A_ALONG
 //!repeat r ALONG_LOADS
-      ta[as$r] = dec8(part(av$r, 1u - $hu));
+      ta[as$r] = eight(av$r, 1u - $hu);
 //!end
 //!end
 //!repeat x A_ACROSS
 //!repeat r ACROSS_LOADS
-      ta[as$r] = dec8(av$r.xy);
-      ta[as$r + 1u] = dec8(av$r.zw);
+      ta[as$r] = eight(av$r, 0u);
+//!repeat y F8
+      ta[as$r + 1u] = eight(av$r, 1u);
+//!end
 //!end
 //!end
 //!repeat x B_ALONG
 //!repeat r ALONG_LOADS
-      tb[bs$r] = dec8(part(bv$r, 1u - $hu));
+      tb[bs$r] = eight(bv$r, 1u - $hu);
 //!end
 //!end
 //!repeat x B_ACROSS
 //!repeat r ACROSS_LOADS
-      tb[bs$r] = dec8(bv$r.xy);
-      tb[bs$r + 1u] = dec8(bv$r.zw);
+      tb[bs$r] = eight(bv$r, 0u);
+//!repeat y F8
+      tb[bs$r + 1u] = eight(bv$r, 1u);
+//!end
 //!end
 //!end
 //!repeat x A_ALONG
       if $hu == 0u {
-        let to = window(w + 1u);
+        let to = window(w + REFILL);
 //!repeat r ALONG_LOADS
         av$r = a_window(ai$r, ar$r, ap$r.y, to, aq);
 //!end
@@ -223,7 +240,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 //!repeat x B_ALONG
       if $hu == 0u {
-        let to = window(w + 1u);
+        let to = window(w + REFILL);
 //!repeat r ALONG_LOADS
         bv$r = b_window(bi$r, br$r, bp$r.y, to, bq);
 //!end

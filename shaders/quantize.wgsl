@@ -17,8 +17,8 @@ struct Quantize {
 const INF = 0x7f800000u;
 // r of a row with an infinity; one more for a NaN.
 const POISON = 0x7fc00000u;
-// log2 s <= TOP + 40: bits of the smallest r, also that of a row of zeros.
-const FLOOR = (87u - TOP) << 23u;
+// Bits of the smallest r, also that of a row of zeros: log2 s <= TOP + 127 - LOWEST, LOWEST is 87 for fp8.
+const FLOOR = (LOWEST - TOP) << 23u;
 
 struct Init {
   n: u32,
@@ -51,13 +51,13 @@ fn largest(v: vec4<u32>) -> u32 {
 }
 
 // Bits of r = 1/s for s the largest power of two with top * s <= F. With top = m * 2^e: log2 s = TOP - e, one less if
-// m > 1.75, at most TOP + 40.
+// m > 1.75, at most that of FLOOR.
 fn descale_bits(top: u32) -> u32 {
   if top >= INF {
     return select(POISON, POISON + 1u, top > INF);
   }
   let past = select(0u, 1u, (top & 0x7fffffu) > 0x600000u);
-  return (max((top >> 23u) + past, 87u) - TOP) << 23u;
+  return (max((top >> 23u) + past, LOWEST) - TOP) << 23u;
 }
 
 // Bits of s = 1/r, r a power of two.
@@ -65,6 +65,7 @@ fn scale_bits(r: vec4<u32>) -> vec4<u32> {
   return vec4<u32>(0x7f000000u) - r;
 }
 
+//!repeat w FP8
 fn pack(c: vec4<u32>) -> u32 {
   return c.x | (c.y << 8u) | (c.z << 16u) | (c.w << 24u);
 }
@@ -85,6 +86,13 @@ fn encode(q: X, s: vec4<u32>, r: vec4<u32>) -> Q {
   }
   return word;
 }
+//!end
+//!repeat w HALF
+// Halves of one quad: exact down to 2^-29 of the row's largest magnitude. What is poisoned is zero, its r is NaN.
+fn encode(q: X, s: vec4<u32>, r: vec4<u32>) -> Q {
+  return q_put(select(x_get(q) * bitcast<vec4<f32>>(s), vec4<f32>(0.0), r >= vec4<u32>(POISON)));
+}
+//!end
 
 // Which elements of column quad c exist.
 fn exists(c: u32) -> vec4<bool> {
@@ -199,7 +207,7 @@ fn col_cast(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: ve
   }
   if s.rows.group >= p.groups {
     for (var row = s.rows.first; row < s.rows.end; row++) {
-      column_codes[row * quads + s.quad] = 0u;
+      column_codes[row * quads + s.quad] = Q();
     }
     return;
   }

@@ -46,7 +46,12 @@ impl Shader {
     /// Parses and validates for a device without any optional feature, or with those that matrix units come with.
     fn parse(text: &str, entry: &str) -> Result<Shader, String> {
         let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
-        let capabilities = if is_matrix(text) { matrix_capabilities() } else { Capabilities::empty() };
+        let capabilities = match text {
+            _ if is_matrix(text) => matrix_capabilities(),
+            // Quantization to halves, which only matrix units ask for.
+            _ if text.contains("pack2x16float") => Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+            _ => Capabilities::empty(),
+        };
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
             .subgroup_operations(naga::valid::SubgroupOperationSet::BASIC)

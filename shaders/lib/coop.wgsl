@@ -9,16 +9,17 @@ fn dec(w: u32) -> vec4<f16> {
   return vec4<f16>(vec2<f16>(unpack2x16float(lo)), vec2<f16>(unpack2x16float(hi)));
 }
 
-fn dec8(v: vec2<u32>) -> H8 {
-  return H8(dec(v.x), dec(v.y));
-}
-
-// Half `h` of 16 bytes.
-fn part(v: vec4<u32>, h: u32) -> vec2<u32> {
-  if h == 0u {
-    return v.xy;
+// Eight values: half `h` of 16 codes, or all of 8 halves.
+fn eight(v: vec4<u32>, h: u32) -> H8 {
+  if F16 == 1u {
+    return H8(
+      vec4<f16>(vec2<f16>(unpack2x16float(v.x)), vec2<f16>(unpack2x16float(v.y))),
+      vec4<f16>(vec2<f16>(unpack2x16float(v.z)), vec2<f16>(unpack2x16float(v.w))));
   }
-  return v.zw;
+  if h == 0u {
+    return H8(dec(v.x), dec(v.y));
+  }
+  return H8(dec(v.z), dec(v.w));
 }
 
 // Bits 0 and 1 exchanged: the decode's order.
@@ -38,14 +39,14 @@ struct Tile {
   weight: u32, // rows of B before the group's
 }
 
-// Sixteen codes of an operand that lies along: chunk `chunk + to` of row `row`, which is element `at + to` of the buffer.
+// 16 bytes of an operand that lies along: chunk `chunk + to` of row `row`, which is element `at + to` of the buffer.
 // Past the row's end: zero in A, anything in B.
 //!repeat w WIDE
 fn a_window(at: u32, row: u32, chunk: u32, to: u32, quads: u32) -> vec4<u32> {
   if TAIL == 0u {
     return a[at + to];
   }
-  let last = quads / 4u - 1u;
+  let last = quads / QUADS - 1u;
   return select(vec4<u32>(0u), a[at - chunk + min(chunk + to, last)], chunk + to <= last);
 }
 
@@ -53,22 +54,23 @@ fn b_window(at: u32, row: u32, chunk: u32, to: u32, quads: u32) -> vec4<u32> {
   if TAIL == 0u {
     return b[at + to];
   }
-  return b[at - chunk + min(chunk + to, quads / 4u - 1u)];
+  return b[at - chunk + min(chunk + to, quads / QUADS - 1u)];
 }
 
-// Sixteen columns of slice `s` of an operand that lies across, at row `pos` of the slice; `at` is their place in slice 0.
+// 16 bytes of slice `s` of an operand that lies across, at row `pos` of the slice; `at` is their place in slice 0.
 fn a_slice(tile: Tile, s: u32, at: u32, pos: u32, chunk: u32, quads: u32) -> vec4<u32> {
-  let to = step_of(s, 0u) * (quads / 4u);
-  let v = a[min(at + to, p.k * (quads / 4u) - 1u)];
+  let to = step_of(s, 0u) * (quads / QUADS);
+  let v = a[min(at + to, p.k * (quads / QUADS) - 1u)];
   return select(vec4<u32>(0u), v, tile.first + step_of(s, pos) < tile.last);
 }
 
 fn b_slice(tile: Tile, s: u32, at: u32, pos: u32, chunk: u32, quads: u32) -> vec4<u32> {
-  let to = step_of(s, 0u) * (quads / 4u);
-  return b[min(at + to, select(p.k, p.groups * p.k, A_ALONG == 1u) * (quads / 4u) - 1u)];
+  let to = step_of(s, 0u) * (quads / QUADS);
+  return b[min(at + to, select(p.k, p.groups * p.k, A_ALONG == 1u) * (quads / QUADS) - 1u)];
 }
 //!end
 //!repeat w NARROW
+//!repeat y F8
 fn a_load(row: u32, chunk: u32, quads: u32) -> vec4<u32> {
   let q = vec4<u32>(4u * chunk) + vec4<u32>(0u, 1u, 2u, 3u);
   let at = vec4<u32>(row * quads) + min(q, vec4<u32>(quads - 1u));
@@ -81,6 +83,19 @@ fn b_load(row: u32, chunk: u32, quads: u32) -> vec4<u32> {
   let at = vec4<u32>(row * quads) + min(q, vec4<u32>(quads - 1u));
   return vec4<u32>(b[at.x], b[at.y], b[at.z], b[at.w]);
 }
+//!end
+//!repeat y F16
+fn a_load(row: u32, chunk: u32, quads: u32) -> vec4<u32> {
+  let q = vec2<u32>(2u * chunk) + vec2<u32>(0u, 1u);
+  let at = vec2<u32>(row * quads) + min(q, vec2<u32>(quads - 1u));
+  return select(vec4<u32>(0u), vec4<u32>(a[at.x], a[at.y]), (q < vec2<u32>(quads)).xxyy);
+}
+
+fn b_load(row: u32, chunk: u32, quads: u32) -> vec4<u32> {
+  let at = vec2<u32>(row * quads) + min(vec2<u32>(2u * chunk) + vec2<u32>(0u, 1u), vec2<u32>(quads - 1u));
+  return vec4<u32>(b[at.x], b[at.y]);
+}
+//!end
 
 fn a_window(at: u32, row: u32, chunk: u32, to: u32, quads: u32) -> vec4<u32> {
   return a_load(row, chunk + to, quads);
@@ -100,10 +115,10 @@ fn b_slice(tile: Tile, s: u32, at: u32, pos: u32, chunk: u32, quads: u32) -> vec
 }
 //!end
 
-// Where window `w` (64 steps) of an operand that lies along begins; the prefetch past the end reads the last one again.
+// Where window `w` (64 bytes a row) of an operand that lies along begins; the prefetch past the end reads the last one again.
 fn window(w: u32) -> u32 {
   if TAIL == 0u {
-    return min(w, p.k / 64u - 1u) * 4u;
+    return min(w, p.k / (16u * QUADS) - 1u) * 4u;
   }
   return w * 4u;
 }
@@ -111,19 +126,23 @@ fn window(w: u32) -> u32 {
 // Which contraction step stands in row `pos` of slice `s` of an operand that lies across: that of a partner that lies
 // along (window s / 2, half s % 2), else the plain order.
 fn step_of(s: u32, pos: u32) -> u32 {
-  if A_ALONG == 1u {
+  if A_ALONG == 1u && F8 == 1u {
     return (s / 2u) * 64u + (pos / 8u) * 16u + (s % 2u) * 8u + swap(pos % 8u);
   }
   return s * 32u + pos;
 }
 
-// Where thread-chunk `x` goes, (row, chunk): along, 512 of 4 chunks a row; across, 256 of 8 chunks a row.
+// Where thread-chunk `x` goes, (row, chunk): along, 512 of 4 chunks a row; across, 256 of 8 chunks a row
+// (halves: 512 of 16).
 fn along_place(x: u32) -> vec2<u32> {
   let q = x / 4u;
   return vec2<u32>((q & ~7u) | ((q & 1u) << 2u) | ((q & 6u) >> 1u), x % 4u);
 }
 
 fn across_place(x: u32) -> vec2<u32> {
+  if F16 == 1u {
+    return vec2<u32>(x / 16u, x % 16u);
+  }
   return vec2<u32>(((x >> 4u) << 1u) | ((x >> 2u) & 1u), (x & 3u) | ((x >> 1u) & 4u));
 }
 
@@ -131,14 +150,17 @@ fn row_factor(g: u32, i: u32) -> f32 {
   return row_scale[g * p.row_group + i * p.row_step];
 }
 
-// Factors of columns j to j + 3, with the decode's 65536.
+// What undoes the decode of both operands.
+const FACTOR = select(1.0, 65536.0, F8 == 1u);
+
+// Factors of columns j to j + 3, with the decode's.
 fn col_factor(tile: Tile, j: u32) -> vec4<f32> {
   if SCALED == 0u {
-    return vec4<f32>(65536.0);
+    return vec4<f32>(FACTOR);
   }
   let at = tile.group * p.col_group;
   let last = p.n - 1u;
-  return 65536.0 * vec4<f32>(
+  return FACTOR * vec4<f32>(
     col_scale[at + min(j, last) * p.col_step],
     col_scale[at + min(j + 1u, last) * p.col_step],
     col_scale[at + min(j + 2u, last) * p.col_step],
@@ -156,12 +178,12 @@ fn emit(tile: Tile, te0: u32, t: u32, row: u32, col: u32, factor: vec4<f32>) {
     return;
   }
   var source = r;
-  if A_ACROSS == 1u {
+  if A_ACROSS == 1u && F8 == 1u {
     source = swap(r);
   }
   let e = te0 + source * 16u + (t % 4u) * 4u;
   var v = vec4<f32>(te[e], te[e + 1u], te[e + 2u], te[e + 3u]);
-  if B_ACROSS == 1u {
+  if B_ACROSS == 1u && F8 == 1u {
     v = v.xzyw;
   }
   if SCALED == 1u {

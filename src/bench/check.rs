@@ -86,6 +86,7 @@ pub fn read(gpu: &Gpu, t: &Tensor, places: &[(usize, usize)]) -> Result<Vec<f64>
             DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
             DType::BF16 => bf16::from_bits(u16::from_le_bytes([b[0], b[1]])),
             DType::E4M3 => e4m3::decode(b[0]),
+            DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
             DType::E5M2 => e5m2::decode(b[0]),
             DType::U32 => panic!("u32 tensors are flat"),
         }))

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::rng::Stream;
-use crate::num::{DType, Fp8};
+use crate::num::{DType, Fp8, bf16};
 use crate::tensor::Tensor;
 
 /// Which codes a test draws.
@@ -15,17 +15,26 @@ pub(super) enum Codes {
     Any,
     /// Zero and subnormal ones: f16 arithmetic that flushes its own subnormals shows here.
     Tiny,
+    /// Not codes but bf16 values, row by row between 2^-30 and 2^30.
+    WideRows,
+    /// The same, column by column.
+    WideColumns,
 }
 
-/// Row-major e4m3 codes, and their values.
+/// Row-major e4m3 codes, or bf16 values.
 pub(super) struct Operand {
     pub codes: Vec<u8>,
     pub shape: Vec<usize>,
+    wide: Option<Vec<f32>>,
 }
 
 impl Operand {
     pub(super) fn new(name: &str, shape: &[usize], kind: Codes) -> Operand {
         let stream = Stream::new(0, name);
+        if matches!(kind, Codes::WideRows | Codes::WideColumns) {
+            let wide = Some(wide_values(name, shape, kind == Codes::WideRows));
+            return Operand { codes: Vec::new(), shape: shape.to_vec(), wide };
+        }
         // A table of 2^16 draws and a fast walk over it: the large operands have hundreds of millions of elements.
         let draw = |i: u64| match kind {
             Codes::Normal => Fp8::E4m3.encode((100.0 * stream.normal(i)).clamp(-448.0, 448.0)),
@@ -34,6 +43,7 @@ impl Operand {
                 if code & 0x7f == 0x7f { 0x3c } else { code }
             }
             Codes::Tiny => (stream.word(i) & 0x87) as u8,
+            Codes::WideRows | Codes::WideColumns => unreachable!("made above"),
         };
         let table: Vec<u8> = (0..1 << 16).map(draw).collect();
         let mut state = u64::from(stream.word(1 << 20)) << 32 | 1;
@@ -44,14 +54,24 @@ impl Operand {
             codes.extend([16, 32, 48].map(|shift| table[(state >> shift) as usize & 0xffff]));
         }
         codes.truncate(len);
-        Operand { codes, shape: shape.to_vec() }
+        Operand { codes, shape: shape.to_vec(), wide: None }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        if self.wide.is_some() { DType::BF16 } else { DType::E4M3 }
     }
 
     pub(super) fn values(&self) -> Vec<f64> {
+        if let Some(values) = &self.wide {
+            return values.iter().map(|&v| f64::from(v)).collect();
+        }
         self.codes.iter().map(|&c| f64::from(Fp8::E4m3.decode(c))).collect()
     }
 
     pub(super) fn upload(&self, gpu: &Gpu) -> Result<Tensor> {
+        if let Some(values) = &self.wide {
+            return Tensor::from_f32(gpu, "values", &self.shape, DType::BF16, values);
+        }
         let tensor = Tensor::empty(gpu, "codes", &self.shape, DType::E4M3)?;
         let (cols, padded) = (tensor.cols(), 4 * tensor.quads());
         let (buffer, offset) = tensor.memory();
@@ -66,6 +86,17 @@ impl Operand {
         }
         Ok(tensor)
     }
+}
+
+/// Normal numbers times a power of two of their row (column).
+fn wide_values(name: &str, shape: &[usize], by_row: bool) -> Vec<f32> {
+    let (values, powers) = (Stream::new(0, name), Stream::new(3, name));
+    let cols = shape.last().copied().unwrap_or(1).max(1) as u64;
+    let len = shape.iter().product::<usize>() as u64;
+    let power = |at: u64| 2f32.powi((powers.word(at) % 61) as i32 - 30);
+    (0..len)
+        .map(|i| bf16::round(values.normal(i) * power(if by_row { i / cols } else { i % cols })))
+        .collect()
 }
 
 /// Powers of two between 2^-4 and 2^3.

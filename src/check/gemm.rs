@@ -45,11 +45,12 @@ pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
     let mut all = Vec::new();
     for (i, &(ends, m, n, k)) in TABLE.iter().enumerate() {
         for form in [Form::Nt, Form::Nn, Form::Tn] {
-            let codes = [Codes::Any, Codes::Tiny, Codes::Normal][i % 3];
             let out = if i % 2 == 0 { DType::BF16 } else { DType::F32 };
-            let case =
-                Case { form, ends, dims: [m, n, k], codes, out, accumulate: form == Form::Tn && i % 4 > 1 };
-            all.push(case.run(gpu)?);
+            for codes in [[Codes::Any, Codes::Tiny, Codes::Normal][i % 3], Codes::WideRows] {
+                let accumulate = form == Form::Tn && i % 4 > 1;
+                let case = Case { form, ends, dims: [m, n, k], codes, out, accumulate };
+                all.push(case.run(gpu)?);
+            }
         }
     }
     Ok(all)
@@ -85,11 +86,20 @@ impl Case<'_> {
             Form::Nn => (vec![m, n], w, vec![m, k], n, m, e * k),
             Form::Tn => (vec![m, n], vec![m, k], w, m, e * n, e * k),
         };
-        let (a, b) = (Operand::new("a", &a, self.codes), Operand::new("b", &b, self.codes));
+        // Magnitudes that differ along the contraction are beyond halves: only the largest 2^29 keep all their bits.
+        let kind = |along: bool| match self.codes {
+            Codes::WideRows if !along => Codes::WideColumns,
+            codes => codes,
+        };
+        let a = Operand::new("a", &a, kind(self.form != Form::Tn));
+        let b = Operand::new("b", &b, kind(self.form == Form::Nt));
         let (row, col) = (scales("row", rows), scales("col", cols));
         let got = self.on_device(gpu, &a, &b, &row, &col, &out)?;
         let product = |a: &[f64], b: &[f64]| {
-            let scales = Scales { row: Some(&row), col: Some(&col) };
+            let scales = match self.codes {
+                Codes::WideRows => Scales::NONE,
+                _ => Scales { row: Some(&row), col: Some(&col) },
+            };
             match self.form {
                 Form::Nt => reference::nt(a, b, ends, n, k, scales),
                 Form::Nn => reference::nn(a, b, ends, n, k, scales),
@@ -109,7 +119,7 @@ impl Case<'_> {
             Form::Nn => [m, k, n],
             Form::Tn => [n, k, m],
         };
-        let kernel = op::choice(gpu, DType::E4M3, DType::E4M3, sizes).0.name().to_string();
+        let kernel = op::choice(gpu, a.dtype(), b.dtype(), sizes).0.name().to_string();
         Ok(Outcome { case: self.name(), kernel, error })
     }
 
@@ -144,7 +154,8 @@ impl Case<'_> {
             Form::Nn => (Scale::per_row(&row), Scale::per_group(&col, k)),
             Form::Tn => (Scale::per_group(&row, n), Scale::per_group(&col, k)),
         };
-        let options = GemmOptions { offs: offs.as_ref(), scales: Some(scales) };
+        let scales = if self.codes == Codes::WideRows { None } else { Some(scales) };
+        let options = GemmOptions { offs: offs.as_ref(), scales };
         let out = match self.form {
             Form::Nt => op::nt(gpu, &a, &b, self.out, options)?,
             Form::Nn => op::nn(gpu, &a, &b, self.out, options)?,

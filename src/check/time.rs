@@ -66,6 +66,7 @@ pub fn time(gpu: &Gpu, mut say: impl FnMut(&Timing)) -> Result<()> {
                 say(&Timing { case, kernel, median_ms: ms, tflops });
             }
         }
+        halves(gpu, warm, [m, k, n], &mut say)?;
     }
     Ok(())
 }
@@ -89,6 +90,24 @@ fn median(gpu: &Gpu, warm: Instant, run: impl Fn() -> Result<()>) -> Result<f64>
     let mut all = (0..5).map(|_| several(count)).collect::<Result<Vec<_>>>()?;
     all.sort_by(f64::total_cmp);
     Ok(all[2])
+}
+
+/// bf16 operands, uniform groups, conversion to halves included. What they hold is any bits of finite numbers; the table
+/// of [`super::gemm()`] has checked such results.
+fn halves(gpu: &Gpu, warm: Instant, [m, k, n]: [usize; 3], say: &mut impl FnMut(&Timing)) -> Result<()> {
+    let stream = Stream::new(4, "bf16");
+    let table: Vec<f32> = (0..1 << 16).map(|i| stream.normal(i)).collect();
+    let values =
+        |len: usize| (0..len).map(|i| table[i.wrapping_mul(0x9E37_79B1) >> 7 & 0xffff]).collect::<Vec<_>>();
+    let a = Tensor::from_f32(gpu, "a", &[m, k], DType::BF16, &values(m * k))?;
+    let w = Tensor::from_f32(gpu, "w", &[8, n, k], DType::BF16, &values(8 * n * k))?;
+    let offs = Tensor::from_u32(gpu, "ends", &[1, 2, 3, 4, 5, 6, 7, 8].map(|g| g * (m / 8) as u32))?;
+    let options = GemmOptions { offs: Some(&offs), scales: None };
+    let ms = median(gpu, warm, || op::nt(gpu, &a, &w, DType::BF16, options).map(drop))?;
+    let kernel = op::choice(gpu, DType::BF16, DType::BF16, [m, n, k]).0.name();
+    let tflops = 2.0 * (m * k * n) as f64 / ms / 1e9;
+    say(&Timing { case: format!("nt bf16 {m} x {k} x {n}, uniform"), kernel, median_ms: ms, tflops });
+    Ok(())
 }
 
 /// Scales of the three forms, on both sides: rows of tokens, and columns (tn: rows too) of each group.

@@ -55,6 +55,11 @@ impl Variant {
             let (ty, get, put) = match dtype {
                 DType::F32 => ("vec4<f32>", "q", "v"),
                 DType::BF16 => ("vec2<u32>", "bf16_get(q)", "bf16_put(v)"),
+                DType::F16 => (
+                    "vec2<u32>",
+                    "vec4<f32>(unpack2x16float(q.x), unpack2x16float(q.y))",
+                    "vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw))",
+                ),
                 DType::E4M3 => ("u32", "e4m3_get(q)", "e4m3_put(v)"),
                 DType::E5M2 => ("u32", "e5m2_get(q)", "e5m2_put(v)"),
                 DType::U32 => panic!("quad {name}: u32 tensors are flat, bind array<u32>"),

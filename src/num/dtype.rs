@@ -7,6 +7,8 @@ pub enum DType {
     F32,
     /// bfloat16: the upper half of an `F32`, rounded to nearest even.
     BF16,
+    /// IEEE half precision: what matrix units multiply; only inside ops, for scaled operands.
+    F16,
     /// OCP e4m3fn: 4 exponent bits, 3 mantissa bits, largest value 448, no infinities.
     E4M3,
     /// OCP e5m2: 5 exponent bits, 2 mantissa bits, largest value 57344.
@@ -20,7 +22,7 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,
-            DType::BF16 => 2,
+            DType::BF16 | DType::F16 => 2,
             DType::E4M3 | DType::E5M2 => 1,
         }
     }
@@ -35,6 +37,7 @@ impl DType {
         match self {
             DType::F32 => "float32",
             DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
             DType::E4M3 => "float8_e4m3fn",
             DType::E5M2 => "float8_e5m2",
             DType::U32 => "uint32",

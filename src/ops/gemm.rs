@@ -271,6 +271,40 @@ pub fn explain(gpu: &Gpu) -> Vec<String> {
     operands.into_iter().flat_map(|o| classes.map(|class| line(o, class))).collect()
 }
 
+/// Workgroups of a product's one run, and how many fill a large adapter.
+fn grid(is_tn: bool, grouped: bool, dims: Dims, coop: bool, software: bool) -> (usize, usize) {
+    let (wx, wy) = if coop { (1, 1) } else { workgroup(software) };
+    let (tile, full) = if coop { (gemm_coop::TILE, FULL_GPU / 2) } else { (TILE, FULL_GPU) };
+    let heights = dims.m.div_ceil(tile * wy);
+    let heights = match grouped {
+        _ if is_tn => dims.groups * heights,
+        // Every group and the tail may end in one tile that is not full.
+        true => heights + dims.groups,
+        false => heights,
+    };
+    (heights * dims.n.div_ceil(tile * wx), full)
+}
+
+/// [`launch`] of bf16 operands on matrix units: both become halves, scaled along the contraction.
+fn launch_halves(
+    gpu: &Gpu,
+    kernel: &Kernel,
+    (a, b): (&Tensor, &Tensor),
+    out: &Tensor,
+    dims: Dims,
+    options: GemmOptions<'_>,
+    accumulate: bool,
+) -> Result<()> {
+    assert!(options.scales.is_none(), "gemm: bf16 operands with scales");
+    let (a, b) = gemm_coop::halves(gpu, kernel.entry, a, b, options.offs)?;
+    let row = match kernel.entry {
+        "tn" => Scale::per_group(&a.descale, dims.m),
+        _ => Scale::per_row(&a.descale),
+    };
+    let scales = Some((row, Scale::per_group(&b.descale, dims.n)));
+    launch(gpu, kernel, (&a.codes, &b.codes), out, dims, GemmOptions { scales, ..options }, accumulate)
+}
+
 fn launch(
     gpu: &Gpu,
     kernel: &Kernel,
@@ -283,16 +317,11 @@ fn launch(
     let (grouped, is_tn) = (options.offs.is_some(), kernel.entry == "tn");
     let software = gpu.caps().software;
     let coop = choose(gpu, a.dtype(), b.dtype(), dims).0 == GemmKernel::Coop;
-    let (tile, workgroups) = if coop { (gemm_coop::TILE, FULL_GPU / 2) } else { (TILE, FULL_GPU) };
-    let (wx, wy) = if coop { (1, 1) } else { workgroup(software) };
-    let heights = dims.m.div_ceil(tile * wy);
-    let tiles = match grouped {
-        _ if is_tn => dims.groups * heights,
-        // Every group and the tail may end in one tile that is not full.
-        true => heights + dims.groups,
-        false => heights,
-    } * dims.n.div_ceil(tile * wx);
-    let splits = if is_tn && !software { splits(dims, tiles, workgroups) } else { 1 };
+    if coop && a.dtype() == DType::BF16 {
+        return launch_halves(gpu, kernel, (a, b), out, dims, options, accumulate);
+    }
+    let (tiles, full) = grid(is_tn, grouped, dims, coop, software);
+    let splits = if is_tn && !software { splits(dims, tiles, full) } else { 1 };
     let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
     let unused = a.read();
     let (row, col) = match options.scales {
@@ -305,7 +334,7 @@ fn launch(
         let bindings: [Binding; 6] =
             [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];
         let (kernel, variant) = if coop {
-            gemm_coop::kernel(kernel.entry, dims, out.dtype(), flags, gpu.caps().subgroup_max)
+            gemm_coop::kernel(kernel.entry, dims, [a.dtype(), out.dtype()], flags, gpu.caps().subgroup_max)
         } else {
             (*kernel, variant([a.dtype(), b.dtype(), out.dtype()], flags, software))
         };

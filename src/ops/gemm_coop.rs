@@ -1,13 +1,20 @@
-//! Grouped GEMM on matrix units: the candidate next to the register tiles of [`super::gemm`], for e4m3 codes on adapters
-//! with products of 16x16x16 of f16 and f32 sums.
+//! Grouped GEMM on matrix units: the candidate next to the register tiles of [`super::gemm`], for e4m3 codes and bf16
+//! operands on adapters with products of 16x16x16 of f16 and f32 sums.
 //!
 //! Every e4m3 value is an f16 value and a product of two of them is exact in f32, so the result differs from the other
 //! kernel's in the order of its sums only: same definition, same tolerance. A code that is NaN counts as 480: the
 //! quantizer marks what it poisons in the de-scale, which comes after the sum.
+//!
+//! bf16 operands become halves first, scaled by a power of two along the contraction: exact within 2^29 of the largest value of
+//! a row (column) that is contracted, off by at most 2^-39 of that value below. A NaN or an infinity makes its row (column) of
+//! the result NaN.
 
 use super::gemm::{Dims, Flags};
-use crate::gpu::{Caps, Kernel, MatrixUnits, Variant};
+use crate::Result;
+use crate::gpu::{Caps, Gpu, Kernel, MatrixUnits, Variant};
 use crate::num::DType;
+use crate::ops::quantize::{self, Quantized};
+use crate::tensor::Tensor;
 
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
@@ -44,7 +51,11 @@ impl Form {
 
 /// Whether the kernel can compute a product of these operands here.
 pub(super) fn can_run(caps: &Caps, a: DType, b: DType) -> bool {
-    caps.coop == Some(MatrixUnits::Coop16) && (a, b) == (DType::E4M3, DType::E4M3)
+    caps.coop == Some(MatrixUnits::Coop16)
+        && matches!(
+            (a, b),
+            (DType::E4M3, DType::E4M3) | (DType::F16, DType::F16) | (DType::BF16, DType::BF16)
+        )
 }
 
 /// Whether it is also the better choice: its tiles are 128 x 128 and its slices 64 deep.
@@ -54,6 +65,7 @@ pub(super) fn pays(dims: Dims) -> bool {
 
 struct Shape {
     form: Form,
+    operands: DType,
     wide: bool,
     tail: bool,
     lanes: u32,
@@ -63,13 +75,20 @@ fn variant(shape: &Shape, out: DType, flags: Flags) -> Variant {
     let [a, b] = shape.form.along().map(u32::from);
     let wide = u32::from(shape.wide);
     let threads = 4 * shape.lanes;
-    // 128 rows of 40 halves, or 32 rows of 136, in units of eight.
+    // 128 rows of 40 values, or 32 rows of 136, in units of eight.
+    let half = u32::from(shape.operands == DType::F16);
+    let halves = if half == 0 && a == 1 { 2 } else { 1 };
     let size = |along: u32| if along == 1 { 640 } else { 544 };
     Variant::new()
         .constant("A_ALONG", a)
         .constant("A_ACROSS", 1 - a)
         .constant("B_ALONG", b)
         .constant("B_ACROSS", 1 - b)
+        .constant("F8", 1 - half)
+        .constant("F16", half)
+        .constant("HALVES", halves)
+        .constant("REFILL", 1 + half)
+        .constant("QUADS", 4 - 2 * half)
         .constant("WIDE", wide)
         .constant("NARROW", 1 - wide)
         .constant("TAIL", shape.tail.into())
@@ -80,41 +99,146 @@ fn variant(shape: &Shape, out: DType, flags: Flags) -> Variant {
         .constant("LANES", shape.lanes)
         .constant("THREADS", threads)
         .constant("ALONG_LOADS", 512 / threads)
-        .constant("ACROSS_LOADS", 256 / threads)
+        .constant("ACROSS_LOADS", (256 << half) / threads)
         .constant("STORE_STEPS", 64 / shape.lanes)
         .constant("TA", size(a))
         .constant("TB", size(b))
         .quad("OUT", out)
+        .quad("AB", shape.operands)
 }
 
 /// The kernel of the form `entry` and its variant; bindings and parameters are those of the register-tile kernel.
-pub(super) fn kernel(entry: &str, dims: Dims, out: DType, flags: Flags, lanes: u32) -> (Kernel, Variant) {
+pub(super) fn kernel(
+    entry: &str,
+    dims: Dims,
+    [operands, out]: [DType; 2],
+    flags: Flags,
+    lanes: u32,
+) -> (Kernel, Variant) {
     let form = Form::of(entry);
     let [a_along, b_along] = form.along();
     let a_cols = if a_along { dims.k } else { dims.m };
     let b_cols = if b_along { dims.k } else { dims.n };
-    let whole = |cols: usize| cols.div_ceil(4).is_multiple_of(4);
+    let whole = |cols: usize| cols.div_ceil(4).is_multiple_of(16 / operands.quad_bytes());
     let wide = whole(a_cols) && whole(b_cols);
     let tail = form != Form::Tn && !dims.k.is_multiple_of(64);
-    (MAIN, variant(&Shape { form, wide, tail, lanes }, out, flags))
+    (MAIN, variant(&Shape { form, operands, wide, tail, lanes }, out, flags))
+}
+
+/// Both bf16 operands of the form `entry` as halves, scaled along the contraction.
+pub(super) fn halves(
+    gpu: &Gpu,
+    entry: &str,
+    a: &Tensor,
+    b: &Tensor,
+    offs: Option<&Tensor>,
+) -> Result<(Quantized, Quantized)> {
+    let half = DType::F16;
+    Ok(match Form::of(entry) {
+        Form::Nt => (quantize::along_rows(gpu, a, half)?, quantize::along_rows(gpu, b, half)?),
+        Form::Nn => (quantize::along_rows(gpu, a, half)?, quantize::along_weight_columns(gpu, b, half)?),
+        Form::Tn => {
+            (quantize::along_columns(gpu, a, offs, half)?, quantize::along_columns(gpu, b, offs, half)?)
+        }
+    })
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
     for form in [Form::Nt, Form::Nn, Form::Tn] {
-        for (wide, tail) in [(true, false), (true, true), (false, true)] {
-            let tail = tail && form != Form::Tn;
-            for bits in 0..16u8 {
-                let [grouped, scaled, accumulate, split] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-                if split && (form != Form::Tn || scaled || accumulate) {
-                    continue;
+        for operands in [DType::E4M3, DType::F16] {
+            for (wide, tail) in [(true, false), (true, true), (false, true)] {
+                let tail = tail && form != Form::Tn;
+                for bits in 0..16u8 {
+                    let [grouped, scaled, accumulate, split] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+                    if split && (form != Form::Tn || scaled || accumulate) {
+                        continue;
+                    }
+                    let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
+                    let flags = Flags { grouped, scaled, accumulate, split };
+                    all.push((MAIN, variant(&Shape { form, operands, wide, tail, lanes }, out, flags)));
                 }
-                let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
-                let flags = Flags { grouped, scaled, accumulate, split };
-                all.push((MAIN, variant(&Shape { form, wide, tail, lanes }, out, flags)));
             }
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::halves;
+    use crate::gpu::{DeviceChoice, Gpu};
+    use crate::num::{DType, bf16, rng::Stream};
+    use crate::tensor::Tensor;
+    use half::f16;
+
+    /// The claim of `quantize::along_rows`: a bf16 value, scaled with its row's largest to below 2^16, is exact as a half down
+    /// to 2^-29 of the largest, and off by at most 2^-39 of it below: under half a unit of bf16 (2^-9) either way.
+    #[test]
+    fn halves_lose_less_than_bf16_rounds() {
+        for top in [1.0f64, 1.75, 1.992_187_5] {
+            let scale = if top > 1.75 { 2f64.powi(14) } else { 2f64.powi(15) };
+            for mantissa in 0..128 {
+                for below in 0..80 {
+                    let x = (1.0 + f64::from(mantissa) / 128.0) * 2f64.powi(-below);
+                    if x > top {
+                        continue;
+                    }
+                    let half = f16::from_f64(x * scale);
+                    assert!(half.is_finite());
+                    let off = (f64::from(half) / scale - x).abs();
+                    let most = if x * scale >= 2f64.powi(-14) { 0.0 } else { 2f64.powi(-39) * top };
+                    assert!(off <= most, "{x:e} of {top}: off by {off:e}");
+                    assert!(off <= 2f64.powi(-9) * x || off <= 2f64.powi(-39) * top);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_operands_become_halves_times_their_scales() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        let (m, n, k) = (13, 7, 22);
+        let stream = Stream::new(0, "halves");
+        let values = |len: usize| -> Vec<f32> {
+            (0..len as u64).map(|i| bf16::round(stream.normal(i) * 2f32.powi((i % 17) as i32 - 8))).collect()
+        };
+        let ends = Tensor::from_u32(&gpu, "ends", &[5, 5, 13]).unwrap();
+        // Shapes of both operands, and which scale belongs to (row, column) of each. Within 2^17 nothing is rounded.
+        let weight = |rows: usize| vec![3, rows, k];
+        let own = |row: usize, _: usize| row;
+        let column = |rows: usize| move |row: usize, col: usize| row / rows * k + col;
+        let group = |row: usize, col: usize| if row < 5 { col } else { 2 * k + col };
+        type Place<'a> = Box<dyn Fn(usize, usize) -> usize + 'a>;
+        let cases: [(&str, Vec<usize>, [Place<'_>; 2]); 3] = [
+            ("nt", weight(n), [Box::new(own), Box::new(own)]),
+            ("nn", weight(n), [Box::new(own), Box::new(column(n))]),
+            ("tn", vec![m, k], [Box::new(group), Box::new(group)]),
+        ];
+        for (entry, b_shape, [a_place, b_place]) in cases {
+            let a_shape = vec![m, k];
+            let [a, b] = [&a_shape, &b_shape].map(|s| values(s.iter().product()));
+            let at = Tensor::from_f32(&gpu, "a", &a_shape, DType::BF16, &a).unwrap();
+            let bt = Tensor::from_f32(&gpu, "b", &b_shape, DType::BF16, &b).unwrap();
+            let (qa, qb) = halves(&gpu, entry, &at, &bt, Some(&ends)).unwrap();
+            for (values, q, place) in [(a, qa, a_place), (b, qb, b_place)] {
+                let (buffer, offset) = q.codes.memory();
+                let bytes = gpu.download(buffer, offset, q.codes.bytes()).unwrap();
+                let descale = q.descale.to_f32(&gpu).unwrap();
+                let padded = 4 * q.codes.quads();
+                for (i, want) in values.iter().enumerate() {
+                    let (row, col) = (i / k, i % k);
+                    let code = &bytes[2 * (row * padded + col)..][..2];
+                    let got = f16::from_le_bytes([code[0], code[1]]).to_f32() * descale[place(row, col)];
+                    assert!(
+                        (got - want).abs() <= want.abs() * 2f32.powi(-9),
+                        "{entry} {row} {col}: {got} {want}"
+                    );
+                }
+                let pad = &bytes[2 * k..2 * padded];
+                assert!(pad.iter().all(|b| *b == 0), "{entry}: padding {pad:?}");
+            }
+        }
+    }
 }

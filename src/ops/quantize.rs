@@ -31,8 +31,10 @@ const TENSOR_TOP: Kernel = Kernel { name: "quantize.tensor_top", text: TEXT, ent
 const TENSOR_SCALE: Kernel = Kernel { name: "quantize.tensor_scale", text: TEXT, entry: "tensor_scale" };
 const TENSOR_CAST: Kernel = Kernel { name: "quantize.tensor_cast", text: TEXT, entry: "tensor_cast" };
 
-/// Bits of `2^-48`, the de-scale of zeros under e4m3.
-const FLOOR: u32 = (127 - 48) << 23;
+/// Bits of the de-scale of zeros: `2^-48` under e4m3, `2^-110` for halves.
+fn floor(codes: DType) -> u32 {
+    if codes == DType::F16 { 17 << 23 } else { (127 - 48) << 23 }
+}
 
 /// A tensor in fp8, and what undoes its scales.
 #[derive(Clone, Debug)]
@@ -49,10 +51,17 @@ pub struct Quantized {
 /// A result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
-    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), DType::E4M3)?;
+    along_rows(gpu, x, DType::E4M3)
+}
+
+/// [`rowwise`] to `dtype`. F16 is for matrix units: rows scaled by a power of two into its range, so that bf16 values keep
+/// all their bits down to `2^-29` of the row's largest, and are off by at most `2^-39` of it below.
+#[track_caller]
+pub(super) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
+    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?;
     let descale = Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)?;
     let shape = Shape::rows(x.quads(), gpu.caps().software);
-    let variant = variant([x.dtype(), DType::E4M3], shape, false);
+    let variant = variant([x.dtype(), dtype], shape, false);
     let params = Quantize::of(x, 0);
     let bindings = [descale.write(), x.read(), codes.write()];
     let tiles = x.rows().div_ceil(shape.lanes / shape.team);
@@ -69,7 +78,13 @@ pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
 /// As [`rowwise`].
 #[track_caller]
 pub fn colwise(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<Quantized> {
-    columns(gpu, x, offs, offs.map_or(1, Tensor::numel))
+    along_columns(gpu, x, offs, DType::E4M3)
+}
+
+/// [`colwise`] to `dtype`, as [`along_rows`].
+#[track_caller]
+pub(super) fn along_columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, dtype: DType) -> Result<Quantized> {
+    columns(gpu, x, offs, offs.map_or(1, Tensor::numel), dtype)
 }
 
 /// A weight (E, N, K), or (N, K), for a GEMM that contracts N: one power-of-two scale per expert and k, e4m3;
@@ -79,19 +94,25 @@ pub fn colwise(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<Quantized
 /// As [`rowwise`].
 #[track_caller]
 pub fn weight_colwise(gpu: &Gpu, w: &Tensor) -> Result<Quantized> {
+    along_weight_columns(gpu, w, DType::E4M3)
+}
+
+/// [`weight_colwise`] to `dtype`, as [`along_rows`].
+#[track_caller]
+pub(super) fn along_weight_columns(gpu: &Gpu, w: &Tensor, dtype: DType) -> Result<Quantized> {
     let shape = w.shape();
     assert!(shape.len() == 2 || shape.len() == 3, "weight {shape:?} is (N, K) or (E, N, K)");
-    columns(gpu, w, None, if shape.len() == 3 { shape[0] } else { 1 })
+    columns(gpu, w, None, if shape.len() == 3 { shape[0] } else { 1 }, dtype)
 }
 
 /// `groups` groups along the rows: by `offs`, or of equal height.
 #[track_caller]
-fn columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, groups: usize) -> Result<Quantized> {
-    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), DType::E4M3)?;
+fn columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, groups: usize, dtype: DType) -> Result<Quantized> {
+    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?;
     let descale = Tensor::flat(gpu, "fp8 de-scales", groups * x.cols(), DType::F32)?;
     let shape = Shape::columns(gpu.caps().software);
-    let variant = variant([x.dtype(), DType::E4M3], shape, offs.is_some());
-    init(gpu, &variant, &descale, FLOOR, shape)?;
+    let variant = variant([x.dtype(), dtype], shape, offs.is_some());
+    init(gpu, &variant, &descale, floor(dtype), shape)?;
     let params = Quantize::of(x, groups);
     // With offsets, every group and the tail may end in a chunk that is not full.
     let chunks = match offs {
@@ -195,7 +216,7 @@ fn variant([x, codes]: [DType; 2], shape: Shape, grouped: bool) -> Variant {
     // The largest value of the format is 1.75 * 2^top.
     let (top, largest) = match codes {
         DType::E4M3 => (8, 448f64),
-        DType::E5M2 => (15, 57344f64),
+        DType::E5M2 | DType::F16 => (15, 57344f64),
         other => panic!("quantization to {other}"),
     };
     Variant::new()
@@ -204,6 +225,9 @@ fn variant([x, codes]: [DType; 2], shape: Shape, grouped: bool) -> Variant {
         .constant("CHUNK", shape.chunk as u32)
         .constant("GROUPED", u32::from(grouped))
         .constant("TOP", top)
+        .constant("LOWEST", if codes == DType::F16 { 32 } else { 87 })
+        .constant("FP8", u32::from(codes != DType::F16))
+        .constant("HALF", u32::from(codes == DType::F16))
         .constant("CEILING", ((largest / 1e-12) as f32).to_bits())
         .quad("X", x)
         .quad("Q", codes)
@@ -213,15 +237,16 @@ fn variant([x, codes]: [DType; 2], shape: Shape, grouped: bool) -> Variant {
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
     for x in [DType::F32, DType::BF16] {
-        let e4m3 = [x, DType::E4M3];
-        for (quads, software) in [(0, true), (0, false), (5, false), (33, false), (129, false)] {
-            all.push((ROWS, variant(e4m3, Shape::rows(quads, software), false)));
-        }
-        for software in [true, false] {
-            for grouped in [false, true] {
-                let columns = variant(e4m3, Shape::columns(software), grouped);
+        for codes in [DType::E4M3, DType::F16] {
+            for (quads, software) in [(0, true), (0, false), (5, false), (33, false), (129, false)] {
+                all.push((ROWS, variant([x, codes], Shape::rows(quads, software), false)));
+            }
+            for (software, grouped) in [(true, true), (true, false), (false, true), (false, false)] {
+                let columns = variant([x, codes], Shape::columns(software), grouped);
                 all.extend([INIT, COL_TOP, COL_CAST].map(|kernel| (kernel, columns.clone())));
             }
+        }
+        for software in [true, false] {
             for codes in [DType::E4M3, DType::E5M2] {
                 let tensor = variant([x, codes], Shape::tensor(software), false);
                 all.extend([INIT, TENSOR_TOP, TENSOR_SCALE, TENSOR_CAST].map(|k| (k, tensor.clone())));
