@@ -26,7 +26,7 @@ case $LOG_RANK in
 esac
 config=${CONFIG_FILE:-./configs/quickstart.toml}
 case $config in /*) ;; *) [ ! -e "$called_from/$config" ] || [ "$called_from" = "$PWD" ] || config=$called_from/$config ;; esac
-[ -e "$config" ] || fail 2 "CONFIG_FILE '$config' does not exist" "configurations are in ./configs: $(ls configs)"
+[ -e "$config" ] || fail 2 "CONFIG_FILE '$config' does not exist" "configurations are in ./configs: $(ls -m configs)"
 
 # Runs a command, or only says it; the last one takes this script's place, so that signals reach it.
 run() {

@@ -199,6 +199,7 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
     ("model.args.eos_id=2256", "eos_id"),
     ("model.args.multiple_of=0", "multiple_of"),
     ("model.args.ffn_dim_multiplier=nan", "ffn_dim_multiplier"),
+    ("model.args.ffn_dim_multiplier=0.0001", "hidden width of 0"),
     ("model.args.rope_theta=0", "rope_theta"),
     ("model.args.norm_eps=-1", "norm_eps"),
     ("model.args.max_seq_len=100", "max_seq_len"),

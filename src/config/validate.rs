@@ -179,6 +179,18 @@ impl Config {
 }
 
 impl ModelArgs {
+    /// Checks that no feed-forward width rounds down to zero.
+    fn validate_hidden(&self) -> Result<()> {
+        for (what, hidden) in [("a dense FFN", self.dense_hidden()), ("an expert", self.expert_hidden())] {
+            check(
+                hidden > 0,
+                || format!("model.args.dim and ffn_dim_multiplier leave {what} a hidden width of 0"),
+                "raise model.args.dim or ffn_dim_multiplier, or lower top_k",
+            )?;
+        }
+        Ok(())
+    }
+
     /// Checks the arguments of the model alone.
     pub fn validate(&self) -> Result<()> {
         size("model.args.dim", self.dim, 1, MAX_WIDTH)?;
@@ -210,6 +222,7 @@ impl ModelArgs {
         )?;
         self.validate_attention()?;
         self.validate_moe()?;
+        self.validate_hidden()?;
         let total = self.counts().total();
         check(
             total <= MAX_PARAMS,
