@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::Result;
+use crate::comm::Launcher;
 use crate::config::{Config, KEYS, Loaded};
 use crate::gpu::{DeviceChoice, GemmKernel, Options};
 use crate::train::logger;
@@ -83,7 +84,10 @@ impl RunOptions {
 /// Runs the program with the process's arguments. Status 0: done; 2: an error that is on standard error
 /// with what to do about it.
 pub fn run() -> ExitCode {
-    logger::init(log::LevelFilter::Info, "");
+    // Ranks of an MPI job that are not to print keep their warnings to themselves too.
+    let launched = Launcher::detect(|name| std::env::var(name).ok());
+    let quiet = launched.is_some_and(|launcher| !run::shows(launcher.rank));
+    logger::init(if quiet { log::LevelFilter::Error } else { log::LevelFilter::Info }, "");
     let (flags, overrides) =
         overrides::split(std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()));
     let cli = match Cli::try_parse_from(std::iter::once("moe8".to_string()).chain(flags)) {

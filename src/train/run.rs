@@ -142,7 +142,7 @@ pub fn recipe(config: &Config, world: usize) -> Result<Recipe> {
 }
 
 /// Ranks whose lines are shown: `LOG_RANK`, a comma list, else rank 0.
-fn shows(rank: usize) -> bool {
+pub fn shows(rank: usize) -> bool {
     let list = std::env::var("LOG_RANK").unwrap_or_else(|_| "0".into());
     list.split(',').any(|r| r.trim().parse() == Ok(rank))
 }
