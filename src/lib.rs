@@ -38,7 +38,7 @@
 //! - [`optim`]: AdamW and the learning-rate schedule. [`parallel`]: FSDP, with its hooks around the all-gather.
 //! - [`nn`]: Llama 4 and the conversion of its linears and experts to fp8.
 //! - [`train`]: one step ([`train::trainer`]) and a run ([`train::run`]), data, tokenizers, weight files, metrics.
-//! - [`bench`]: measured kernels and steps. [`check`]: the kernels' own test on the adapter at hand. [`cli`]: the program.
+//! - [`mod@bench`]: measured kernels and steps. [`check`]: the kernels' own test on the adapter at hand. [`cli`]: the program.
 //!
 //! The six programs in `examples/` walk the same way: a kernel, quantization, the grouped GEMM, an MoE layer, training, two
 //! ranks. How tensors lie in memory, what a kernel is, and how a step runs is in ARCHITECTURE.md.
