@@ -110,6 +110,23 @@ fn runs_repeat_bit_for_bit() {
     }
 }
 
+/// A filter that lets `output` through quantizes the head too: the loss moves, a little, and the model still learns.
+#[test]
+fn the_head_computes_in_fp8_where_the_filter_lets_it() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let everything =
+        ["--model.converters=float8", "--float8.recipe_name=rowwise", "--float8.filter_fqns=router.gate"];
+    let config =
+        moe8::config::Config::load(None, &everything.map(String::from)).expect("a configuration").config;
+    let losses = |converters: &Converters| -> Vec<f64> {
+        let mut trainer = tiny::trainer(&gpu, solo(), converters, tiny::recipe(DType::BF16, 4));
+        run(&mut trainer, 4).iter().map(|s| s.loss).collect()
+    };
+    let (with, without) = (losses(&Converters::new(&config)), losses(&tiny::rowwise()));
+    assert!(with.iter().zip(&without).all(|(a, b)| a != b && (a - b).abs() < 0.05), "{with:?} {without:?}");
+    assert!(with[3] < with[0], "{with:?}");
+}
+
 /// Two passes of two sequences are one pass of four, up to the order of sums.
 #[test]
 fn accumulation_equals_one_large_batch() {

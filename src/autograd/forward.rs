@@ -3,6 +3,7 @@
 use super::rules::Rule;
 use super::{Tape, Var};
 use crate::Result;
+use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::fp8_linear::Recipe;
 use crate::ops::gemm::{self, GemmOptions};
@@ -149,6 +150,7 @@ impl Tape<'_> {
         weight: ParamId,
         labels: &Tensor,
         share: f32,
+        recipe: Recipe,
     ) -> Result<Var> {
         let (gpu, x) = (self.gpu, &h.value);
         let w = self.weights.weight(weight)?;
@@ -160,13 +162,13 @@ impl Tape<'_> {
         for from in (0..tokens).step_by(chunk) {
             let to = (from + chunk).min(tokens);
             let rows = x.slice_rows(from, to);
-            let logits = gemm::nt(gpu, &rows, &w, dtype, GemmOptions::default())?;
+            let logits = fp8_linear::forward(gpu, &rows, &w, None, recipe)?;
             let (labels, losses) = (labels.slice_flat(from, to), losses.slice_flat(from, to));
             if self.recording {
                 let scale = share / tokens as f32;
                 cross_entropy::forward_backward(gpu, &logits, &labels, &losses, scale)?;
-                gemm::nn_into(gpu, &logits, &w, &d_h.slice_rows(from, to), GemmOptions::default())?;
-                gemm::tn_into(gpu, &logits, &rows, &d_w, from > 0, GemmOptions::default())?;
+                let d_rows = d_h.slice_rows(from, to);
+                head_gradients(gpu, (&logits, &rows, &w), (&d_rows, &d_w), from > 0, recipe)?;
             } else {
                 cross_entropy::forward(gpu, &logits, &labels, &losses)?;
             }
@@ -176,6 +178,24 @@ impl Tape<'_> {
             if dtype == DType::F32 || !self.recording { d_w } else { elementwise::cast(gpu, &d_w, dtype)? };
         self.push(Rule::Head { d_h, d_w, weight }, &[h], loss)
     }
+}
+
+/// Gradients of one chunk of the head: of its rows into `d_rows`, of the weight added to `d_w` (f32) unless it is the first.
+fn head_gradients(
+    gpu: &Gpu,
+    (d_logits, rows, w): (&Tensor, &Tensor, &Tensor),
+    (d_rows, d_w): (&Tensor, &Tensor),
+    accumulate: bool,
+    recipe: Recipe,
+) -> Result<()> {
+    if recipe == Recipe::HighPrecision {
+        gemm::nn_into(gpu, d_logits, w, d_rows, GemmOptions::default())?;
+        return gemm::tn_into(gpu, d_logits, rows, d_w, accumulate, GemmOptions::default());
+    }
+    // Scales along the tokens are this chunk's own.
+    let (flow, part) = fp8_linear::backward(gpu, d_logits, rows, w, None, recipe, true)?;
+    elementwise::cast_into(gpu, &flow.expect("the rows' gradient was asked for"), d_rows)?;
+    if accumulate { elementwise::add_into(gpu, d_w, &part) } else { elementwise::cast_into(gpu, &part, d_w) }
 }
 
 /// Tokens per chunk: equal chunks of at most [`LOGITS_BYTES`], multiples of 64 so that every slice can be bound.

@@ -145,7 +145,8 @@ impl Llama4 {
     /// The device, its memory, or other ranks.
     pub fn loss(&self, tape: &mut Tape<'_>, batch: &Batch, share: f32) -> Result<Forward> {
         let (h, counts) = self.hidden(tape, batch)?;
-        let loss = tape.cross_entropy_head(&h, self.output.weight, &batch.labels, share)?;
+        let loss =
+            tape.cross_entropy_head(&h, self.output.weight, &batch.labels, share, self.output.recipe)?;
         Ok(Forward { loss, counts })
     }
 
