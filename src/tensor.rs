@@ -83,6 +83,26 @@ impl Tensor {
         Ok(t)
     }
 
+    /// Copies flat tensors side by side into one, on the device; words keep their bits whatever their type.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn side_by_side(gpu: &Gpu, name: &str, parts: &[&Tensor]) -> Result<Tensor> {
+        let words = parts.iter().map(|p| p.numel()).sum();
+        let all = Tensor::flat(gpu, name, words, DType::U32)?;
+        let mut at = all.offset;
+        for part in parts {
+            assert!(
+                part.flat && part.dtype.size() == 4,
+                "side by side: {:?} is not a flat vector of words",
+                part.shape
+            );
+            gpu.copy((&part.buffer, part.offset), (&all.buffer, at), part.bytes());
+            at += part.bytes();
+        }
+        Ok(all)
+    }
+
     /// Replaces the contents by row-major values (f32 and bf16 tensors of quads).
     ///
     /// # Errors

@@ -211,21 +211,14 @@ impl Fsdp {
         if self.comm.size() == 1 || counts.is_empty() {
             return Ok(counts);
         }
-        let total: u64 = counts.iter().map(Tensor::bytes).sum();
-        let all = self.gpu.alloc("tokens per expert", total)?;
-        let mut at = 0;
-        for part in &counts {
-            let (from, offset) = part.memory();
-            self.gpu.copy((from, offset), (&all, at), part.bytes());
-            at += part.bytes();
-        }
-        let mut sums: Vec<u32> = bytemuck::pod_collect_to_vec(&self.gpu.download(&all, 0, total)?);
+        let all = Tensor::side_by_side(&self.gpu, "tokens per expert", &counts.iter().collect::<Vec<_>>())?;
+        let mut sums = all.to_u32(&self.gpu)?;
         reduce::all_reduce_u32(&*self.comm, &mut sums, Op::Sum)?;
-        let mut from = 0;
+        let (buffer, mut at) = all.memory();
+        self.gpu.upload(buffer, at, bytemuck::cast_slice(&sums))?;
         for part in &counts {
-            let (buffer, offset) = part.memory();
-            self.gpu.upload(buffer, offset, bytemuck::cast_slice(&sums[from..from + part.numel()]))?;
-            from += part.numel();
+            self.gpu.copy((buffer, at), part.memory(), part.bytes());
+            at += part.bytes();
         }
         Ok(counts)
     }

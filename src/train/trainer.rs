@@ -248,16 +248,10 @@ impl Trainer {
     /// Copies a step's numbers side by side, so that one download brings them all.
     fn collect(&self, losses: &[Tensor], norm: &Tensor, counts: &[Tensor], lr: f64) -> Result<Pending> {
         let parts: Vec<&Tensor> = losses.iter().chain([norm]).chain(counts).collect();
-        let words: usize = parts.iter().map(|p| p.numel()).sum();
-        let all = Tensor::flat(&self.gpu, "step numbers", words, DType::U32)?;
-        let (buffer, mut at) = (all.memory().0.clone(), 0);
-        for part in parts {
-            let (from, offset) = part.memory();
-            self.gpu.copy((from, offset), (&buffer, at), part.bytes());
-            at += part.bytes();
-        }
+        let all = Tensor::side_by_side(&self.gpu, "step numbers", &parts)?;
         let layers = self.model.biases().iter().map(|(layer, bias)| (*layer, bias.numel())).collect();
-        let download = self.gpu.download_later(&buffer, 0, at);
+        let (buffer, at) = all.memory();
+        let download = self.gpu.download_later(buffer, at, all.bytes());
         Ok(Pending { download, passes: losses.len(), layers, lr })
     }
 
