@@ -114,8 +114,13 @@ fn runs_repeat_bit_for_bit() {
 #[test]
 fn the_head_computes_in_fp8_where_the_filter_lets_it() {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
-    let everything =
-        ["--model.converters=float8", "--float8.recipe_name=rowwise", "--float8.filter_fqns=router.gate"];
+    // As `tiny::rowwise`, but for the filter.
+    let everything = [
+        "--model.converters=float8",
+        "--float8.recipe_name=rowwise",
+        "--float8.moe_fqns_prototype=experts",
+        "--float8.filter_fqns=router.gate",
+    ];
     let config =
         moe8::config::Config::load(None, &everything.map(String::from)).expect("a configuration").config;
     let losses = |converters: &Converters| -> Vec<f64> {
