@@ -12,19 +12,6 @@
 //    leaves its own f32 sum, and gemm_sum.wgsl adds them in order.
 // Rows and columns past the end read the last one and are not stored; the padding of a row's last quad is zero.
 
-struct Gemm {
-  m: u32,        // rows of A and out (tn: columns of A, rows of out)
-  n: u32,        // columns of out
-  k: u32,        // contraction (tn: rows of A and B in all groups)
-  groups: u32,
-  row_step: u32, // scale of out row i: row_scale[g * row_group + i * row_step]
-  row_group: u32,
-  col_step: u32, // scale of out column j: col_scale[g * col_group + j * col_step]
-  col_group: u32,
-  splits: u32,   // tn: runs of rows per group
-}
-
-@group(0) @binding(0) var<uniform> p: Gemm;
 @group(0) @binding(1) var<storage, read> a: array<A>;
 @group(0) @binding(2) var<storage, read> b: array<B>;
 @group(0) @binding(3) var<storage, read> offs: array<u32>;

@@ -1,18 +1,5 @@
 // The second half of a GEMM in parts: out = sum over parts, in order, then scales and accumulation as in one part.
 
-struct Gemm {
-  m: u32,
-  n: u32,
-  k: u32,
-  groups: u32,
-  row_step: u32,
-  row_group: u32,
-  col_step: u32,
-  col_group: u32,
-  splits: u32,
-}
-
-@group(0) @binding(0) var<uniform> p: Gemm;
 @group(0) @binding(1) var<storage, read> parts: array<vec4<f32>>; // (splits, groups, M, N) quads
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
 @group(0) @binding(3) var<storage, read> col_scale: array<f32>;

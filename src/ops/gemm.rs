@@ -27,11 +27,15 @@ crate::params! {
 
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
+    include_str!("../../shaders/lib/gemm_params.wgsl"),
     include_str!("../../shaders/lib/gemm_store.wgsl"),
     include_str!("../../shaders/gemm.wgsl")
 );
-const SUM_TEXT: &str =
-    concat!(include_str!("../../shaders/lib/gemm_store.wgsl"), include_str!("../../shaders/gemm_sum.wgsl"));
+const SUM_TEXT: &str = concat!(
+    include_str!("../../shaders/lib/gemm_params.wgsl"),
+    include_str!("../../shaders/lib/gemm_store.wgsl"),
+    include_str!("../../shaders/gemm_sum.wgsl")
+);
 const NT: Kernel = Kernel { name: "gemm.nt", text: TEXT, entry: "nt" };
 const NN: Kernel = Kernel { name: "gemm.nn", text: TEXT, entry: "nn" };
 const TN: Kernel = Kernel { name: "gemm.tn", text: TEXT, entry: "tn" };

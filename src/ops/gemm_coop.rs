@@ -18,6 +18,7 @@ use crate::tensor::Tensor;
 
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
+    include_str!("../../shaders/lib/gemm_params.wgsl"),
     include_str!("../../shaders/lib/coop.wgsl"),
     include_str!("../../shaders/gemm_coop.wgsl")
 );
