@@ -22,8 +22,10 @@ const OVERRIDES: &str = "Any key of the configuration can be set after the file:
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train a model.
+    #[command(after_help = OVERRIDES)]
     Train(RunArgs),
     /// Print the resolved configuration, with the source of every value.
+    #[command(after_help = OVERRIDES)]
     Config(ConfigArgs),
     /// List the adapters, their limits, and which one is chosen and why.
     Devices(RunArgs),

@@ -170,7 +170,7 @@ impl Config {
     pub(super) fn caveats(&self) -> Vec<String> {
         let mut found = Vec::new();
         let (warmup, steps) = (self.lr_scheduler.warmup_steps, self.training.steps);
-        if warmup >= steps {
+        if (1..=warmup).contains(&steps) {
             let part = format!("lr_scheduler.warmup_steps = {warmup}, training.steps = {steps}");
             found.push(format!("{part}: the warm-up lasts to the end, and the learning rate does not decay"));
         }
