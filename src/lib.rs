@@ -26,7 +26,8 @@
 //!
 //! The modules form layers: each may name only those before it in this list (a test holds it).
 //!
-//! - [`error`]: what a user can cause, with a hint. [`config`]: one table of keys, torchtitan's.
+//! - [`error`]: what a user can cause, with a hint. [`atomic`]: files that exist whole or not at all. [`config`]: one table
+//!   of keys, torchtitan's.
 //! - [`num`]: fp8 and bf16 as integer logic, scales, counter-based random numbers. [`reference`](mod@reference): every op as a plain
 //!   loop, which judges the kernels. Neither knows of a GPU.
 //! - [`gpu`]: adapters, memory, kernels, and the recorder: work is recorded, and runs at a flush. Only this module names wgpu.
@@ -46,6 +47,7 @@
 #![deny(missing_docs)]
 
 pub mod error;
+pub mod atomic;
 pub mod config;
 pub mod num;
 pub mod reference;

@@ -99,10 +99,10 @@ fn a_tensor_over_a_smaller_binding_limit() {
         let config = Config::load(Some(Path::new("configs/quickstart.toml")), &overrides).expect("good keys");
         let (_, args) = run::open_data(&config.config).expect("data");
         let comm: Arc<dyn Communicator> = Arc::new(Solo::new());
-        run::plan_memory(&config.config, gpu, &comm, &args)
+        run::plan(&config.config, gpu, &comm, &args)
     };
     let small = gpu(1 << 20);
-    assert!(plan(&small, "").expect("all tensors fit") > 0);
+    assert!(plan(&small, "").expect("all tensors fit").memory() > 0);
     for (rest, wanted) in [
         ("--model.args.vocab_size=8193", &["parameter tok_embeddings.weight [8193, 32]", "vocab_size"][..]),
         ("--model.args.num_experts=400", &["layers.1.moe.experts.w1", "num_experts"]),

@@ -9,6 +9,7 @@ fn moe8(line: &str) -> Output {
         .args(line.split_whitespace())
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env_remove("MOE8_DEVICE")
+        .env("MOE8_CACHE", "off")
         .output()
         .expect("the program starts")
 }

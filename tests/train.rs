@@ -41,7 +41,7 @@ fn a_step_has_one_upload_one_download_one_submit() {
     }
 }
 
-/// 200 steps: no byte more than after the second, and what the planner said within a tenth.
+/// 200 steps: no byte more than after the second, what the planner said within a tenth, and no kernel that it did not foresee.
 #[test]
 fn memory_is_flat_and_as_planned() {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
@@ -50,10 +50,14 @@ fn memory_is_flat_and_as_planned() {
     for _ in 0..2 {
         drop(plan.step(&[tiny::batch(0, 2, 0, 1)]).expect("a planned step"));
     }
+    gpu.prepare(&planner).expect("compiled kernels");
+    let compiled = gpu.kernels();
+    assert_eq!(compiled, planner.kernels());
     let mut trainer = tiny::trainer(&gpu, solo(), &tiny::rowwise(), tiny::recipe(DType::BF16, 200));
     run(&mut trainer, 2);
     let early = gpu.memory();
     run(&mut trainer, 198);
+    assert_eq!(gpu.kernels(), compiled, "kernels after 200 steps, prepared");
     assert_eq!(gpu.memory(), early, "memory after 200 steps, after 2");
     let planned = planner.memory() as f64;
     assert!((planned / early as f64 - 1.0).abs() < 0.1, "planned {planned}, held {early}");
@@ -68,15 +72,15 @@ fn debug_configuration_fits_bindings_of_128_mib() {
     for precision in ["bfloat16", "float32"] {
         let overrides = [format!("--training.mixed_precision_param={precision}")];
         let config = moe8::config::Config::load(Some(&path), &overrides).expect("a configuration").config;
-        let needed = moe8::train::run::plan_memory(&config, &gpu, &solo(), &config.args).expect("a plan");
+        let planner = moe8::train::run::plan(&config, &gpu, &solo(), &config.args).expect("a plan");
+        let needed = planner.memory();
         assert!(needed > 1 << 30, "{precision}: {needed} bytes are too few to be true");
     }
     let tight = Options { max_binding: Some(8 << 20), ..Options::default() };
     let gpu = Gpu::open_with(&DeviceChoice::from_env(), tight).expect("an adapter");
     let config = moe8::config::Config::load(Some(&path), &[]).expect("a configuration").config;
-    let error = moe8::train::run::plan_memory(&config, &gpu, &solo(), &config.args)
-        .expect_err("too large")
-        .to_string();
+    let error =
+        moe8::train::run::plan(&config, &gpu, &solo(), &config.args).expect_err("too large").to_string();
     assert!(error.contains("8388608 bytes") && error.contains("hint:"), "{error}");
 }
 

@@ -2,12 +2,12 @@
 
 use super::RunOptions;
 use super::args::{BenchArgs, BenchOp};
+use crate::atomic::{WRITE_HINT, write_atomically};
 use crate::bench::data::Split;
 use crate::bench::row::{self, Row};
 use crate::bench::step::{self, Precision};
 use crate::bench::suite::{self, Groups, Op, Plan};
 use crate::gpu::Gpu;
-use crate::train::atomic::{WRITE_HINT, write_atomically};
 use crate::{Error, Result};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ use clap::Parser as _;
 use crate::Result;
 use crate::comm::Launcher;
 use crate::config::{Config, KEYS, Loaded};
-use crate::gpu::{DeviceChoice, GemmKernel, Options};
+use crate::gpu::{DeviceChoice, GemmKernel, Options, cache_folder};
 use crate::train::logger;
 use crate::train::run;
 
@@ -59,6 +59,7 @@ impl RunOptions {
                 check_nan: self.check_nan,
                 no_coop: self.no_coop,
                 kernel: self.kernel,
+                cache: cache_folder(),
                 ..Options::default()
             },
             ranks: self.ranks,

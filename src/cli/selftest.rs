@@ -15,7 +15,7 @@ use std::io::Write;
 pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     let run = opts.run_options();
     let open = |options| Gpu::open_with(&run.device, options);
-    let gpu = open(run.gpu)?;
+    let gpu = open(run.gpu.clone())?;
     say(&format!("{}, driver {}, matrix units {:?}", gpu.name(), gpu.driver(), gpu.caps().coop));
     if args.time {
         return check::time(&gpu, |t| {
@@ -27,7 +27,7 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     let (mut wrong, mut all) = (0, 0);
     for kernel in kernels.into_iter().filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
         for safe_shaders in [false, true] {
-            let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu })?;
+            let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu.clone() })?;
             for outcome in check::gemm(&gpu)? {
                 let verdict = outcome.error.as_ref().map_or("ok".to_string(), |e| format!("WRONG: {e}"));
                 let checks = if safe_shaders { "checked" } else { "unchecked" };

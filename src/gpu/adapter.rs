@@ -1,6 +1,6 @@
 //! Finding adapters, choosing one, opening it with the limits that it has.
 
-use super::{Caps, MatrixUnits};
+use super::{Caps, MatrixUnits, Options, cache};
 use crate::{Error, Result};
 
 /// Which adapter to open.
@@ -76,6 +76,7 @@ pub(super) struct Opened {
     pub name: String,
     pub driver: String,
     pub caps: Caps,
+    pub pipelines: Option<cache::Pipelines>,
 }
 
 /// Storage bindings that a kernel may have; an adapter with fewer is rejected by name and number, as for the others.
@@ -116,6 +117,9 @@ const MATRIX_FEATURES: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::SUBGROUP)
     .union(wgpu::Features::SUBGROUP_BARRIER)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+/// What is used where it is there, and nothing needs: timestamps for benchmarks, compiled kernels kept between runs.
+const WELCOME_FEATURES: wgpu::Features =
+    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::PIPELINE_CACHE);
 /// Bytes of workgroup memory that those kernels take.
 const MATRIX_WORKGROUP_MEMORY: u32 = 24 << 10;
 
@@ -207,7 +211,7 @@ fn sorted() -> Vec<wgpu::Adapter> {
     all
 }
 
-pub(super) fn open(choice: &DeviceChoice, no_coop: bool) -> Result<Opened> {
+pub(super) fn open(choice: &DeviceChoice, options: &Options) -> Result<Opened> {
     let all = sorted();
     let lines: Vec<AdapterLine> = all.iter().map(line).collect();
     let names: Vec<&str> = lines.iter().map(|l| l.name.as_str()).collect();
@@ -230,13 +234,13 @@ pub(super) fn open(choice: &DeviceChoice, no_coop: bool) -> Result<Opened> {
             "choose another with --device (see `moe8 devices`), or install a newer driver",
         ));
     }
-    request(&all[at], no_coop)
+    request(&all[at], options)
 }
 
-fn request(adapter: &wgpu::Adapter, no_coop: bool) -> Result<Opened> {
+fn request(adapter: &wgpu::Adapter, options: &Options) -> Result<Opened> {
     let info = adapter.get_info();
     let mut caps = caps(adapter);
-    if no_coop {
+    if options.no_coop {
         caps.coop = None;
     }
     let mut opened = device(adapter, caps.coop.is_some());
@@ -248,13 +252,10 @@ fn request(adapter: &wgpu::Adapter, no_coop: bool) -> Result<Opened> {
     let (device, queue) = opened.map_err(|e| {
         Error::gpu(format!("cannot open {}: {e}", info.name), "try another adapter with --device")
     })?;
-    Ok(Opened {
-        device,
-        queue,
-        name: info.name,
-        driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
-        caps,
-    })
+    let driver = format!("{} {}", info.driver, info.driver_info).trim().to_string();
+    let folder = options.cache.as_deref();
+    let pipelines = folder.and_then(|folder| cache::Pipelines::open(&device, &info, &driver, folder));
+    Ok(Opened { device, queue, name: info.name, driver, caps, pipelines })
 }
 
 fn device(
@@ -269,8 +270,7 @@ fn device(
     };
     pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
         label: Some("moe8"),
-        // Timestamps are for benchmarks only; nothing needs them.
-        required_features: features | (adapter.features() & wgpu::Features::TIMESTAMP_QUERY),
+        required_features: features | (adapter.features() & WELCOME_FEATURES),
         required_limits: adapter.limits(),
         experimental_features: experimental,
         ..Default::default()

@@ -6,6 +6,7 @@
 
 mod adapter;
 mod buffer;
+mod cache;
 mod clock;
 mod errors;
 mod kernel;
@@ -17,12 +18,14 @@ pub use adapter::{
     AdapterLine, DeviceChoice, NEEDED_BINDINGS, NEEDED_INVOCATIONS, NEEDED_WORKGROUP_MEMORY, list_adapters,
 };
 pub use buffer::Buffer;
+pub use cache::cache_folder;
 pub use clock::{Clock, KernelTime, Timing};
 pub use kernel::{Kernel, Params, Variant};
 pub use recorder::{Access, Binding, Counters, kernels};
 pub use transfer::Download;
 
 use crate::{Error, Result};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Matrix units as WGSL can name them: f16 operands, f32 sums.
@@ -90,7 +93,7 @@ pub struct Caps {
 }
 
 /// How kernels are compiled and adapters limited; [`Default`] is what training uses.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Keep every run-time check in the shaders (bounds, loop limits, zeroed workgroup memory).
     pub safe_shaders: bool,
@@ -110,6 +113,8 @@ pub struct Options {
     pub no_coop: bool,
     /// Use this matrix product wherever it can run, instead of choosing by shape.
     pub kernel: Option<GemmKernel>,
+    /// Folder for what is remembered between runs, such as [`cache_folder`]; none: nothing is.
+    pub cache: Option<PathBuf>,
 }
 
 /// An open adapter, or a planner. Cloning is cheap; all clones share one queue and one memory pool.
@@ -122,6 +127,7 @@ struct Inner {
     driver: String,
     caps: Caps,
     options: Options,
+    pipelines: Option<cache::Pipelines>,
     errors: Arc<errors::Sink>,
     pool: Arc<Mutex<buffer::Pool>>,
     state: Mutex<recorder::State>,
@@ -141,7 +147,7 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`].
     pub fn open_with(choice: &DeviceChoice, options: Options) -> Result<Gpu> {
-        let opened = adapter::open(choice, options.no_coop)?;
+        let opened = adapter::open(choice, &options)?;
         let mut caps = opened.caps;
         if let Some(limit) = options.max_binding {
             caps.max_binding = caps.max_binding.min(limit);
@@ -163,6 +169,7 @@ impl Gpu {
             driver: opened.driver,
             caps,
             options,
+            pipelines: opened.pipelines,
             errors,
             pool: Arc::default(),
             state: Mutex::default(),
@@ -176,7 +183,8 @@ impl Gpu {
             name: self.0.name.clone(),
             driver: self.0.driver.clone(),
             caps: self.0.caps,
-            options: self.0.options,
+            options: self.0.options.clone(),
+            pipelines: None,
             errors: Arc::default(),
             pool: Arc::default(),
             state: Mutex::default(),
@@ -199,8 +207,8 @@ impl Gpu {
     }
 
     /// How the adapter was opened.
-    pub fn options(&self) -> Options {
-        self.0.options
+    pub fn options(&self) -> &Options {
+        &self.0.options
     }
 
     /// What kernels may rely on.
@@ -223,6 +231,11 @@ impl Gpu {
         self.0.pool.lock().expect("pool lock").held()
     }
 
+    /// Writes what was compiled so far into [`Options::cache`]; also done when the last clone goes.
+    pub fn save_pipelines(&self) {
+        self.0.save_pipelines();
+    }
+
     fn state(&self) -> MutexGuard<'_, recorder::State> {
         self.0.state.lock().expect("recorder lock")
     }
@@ -235,6 +248,20 @@ impl Gpu {
                 Err(Error::gpu(what, "run with --safe-shaders, or choose another adapter with --device"))
             }
         }
+    }
+}
+
+impl Inner {
+    fn save_pipelines(&self) {
+        if let Some(pipelines) = &self.pipelines {
+            pipelines.save();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.save_pipelines();
     }
 }
 

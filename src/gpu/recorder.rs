@@ -9,6 +9,7 @@ use super::{Buffer, Gpu, Kernel, Params, Variant, clock, transfer};
 use crate::Result;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of one parameter slot: the uniform offset alignment that every adapter accepts.
 const SLOT: usize = 256;
@@ -67,6 +68,10 @@ pub struct Binding {
 pub(super) struct Pipeline {
     raw: Option<(wgpu::ComputePipeline, wgpu::BindGroupLayout)>,
     writable: Vec<bool>,
+    kernel: Kernel,
+    variant: Variant,
+    /// Bytes of the parameters.
+    params: usize,
 }
 
 /// Which pipeline over which ranges of which buffers and uniform chunk.
@@ -193,16 +198,49 @@ impl Gpu {
         let Reflection { fields, writable } = reflect(kernel.name, &source, kernel.entry);
         let ours: Vec<(String, usize)> = P::FIELDS.iter().map(|(n, o)| ((*n).to_string(), *o)).collect();
         assert_eq!(ours, fields, "kernel {}: parameters in Rust, parameters in WGSL", kernel.name);
-        let raw = self.0.device.as_ref().map(|(device, _)| {
-            let layout = bind_group_layout(device, &writable, size_of::<P>());
-            (self.build(device, kernel, source, &layout), layout)
-        });
+        let params = size_of::<P>();
+        let raw =
+            self.0.device.as_ref().map(|(device, _)| self.build(device, kernel, source, &writable, params));
         self.check()?;
-        let pipeline = Arc::new(Pipeline { raw, writable });
+        let pipeline =
+            Arc::new(Pipeline { raw, writable, kernel: *kernel, variant: variant.clone(), params });
+        self.keep(key, pipeline.clone());
+        Ok(pipeline)
+    }
+
+    fn keep(&self, key: &str, pipeline: Arc<Pipeline>) {
         let mut state = self.state();
         state.counters.pipelines += 1;
-        state.pipelines.insert(key.to_string(), pipeline.clone());
-        Ok(pipeline)
+        state.pipelines.insert(key.to_string(), pipeline);
+    }
+
+    /// Compiles every kernel that `planner` was asked for, on all cores, so that no step waits for one.
+    ///
+    /// # Errors
+    /// What the device reported.
+    pub fn prepare(&self, planner: &Gpu) -> Result<()> {
+        let Some((device, _)) = &self.0.device else { return Ok(()) };
+        let planned: Vec<_> = planner.state().pipelines.clone().into_iter().collect();
+        let known: Vec<String> = self.state().pipelines.keys().cloned().collect();
+        let missing: Vec<_> = planned.into_iter().filter(|(key, _)| !known.contains(key)).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some((key, plan)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Pipeline { writable, kernel, variant, params, .. } = &**plan;
+                let source = kernel.source(variant);
+                let raw = Some(self.build(device, kernel, source, writable, *params));
+                let (writable, variant) = (writable.clone(), variant.clone());
+                let pipeline = Pipeline { raw, writable, kernel: *kernel, variant, params: *params };
+                self.keep(key, Arc::new(pipeline));
+            }
+        };
+        let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        std::thread::scope(|scope| {
+            for _ in 0..workers.min(missing.len()) {
+                scope.spawn(work);
+            }
+        });
+        self.check()
     }
 
     fn build(
@@ -210,8 +248,10 @@ impl Gpu {
         device: &wgpu::Device,
         kernel: &Kernel,
         source: String,
-        layout: &wgpu::BindGroupLayout,
-    ) -> wgpu::ComputePipeline {
+        writable: &[bool],
+        params: usize,
+    ) -> (wgpu::ComputePipeline, wgpu::BindGroupLayout) {
+        let layout = bind_group_layout(device, writable, params);
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(kernel.name),
             source: wgpu::ShaderSource::Wgsl(source.into()),
@@ -225,10 +265,10 @@ impl Gpu {
         };
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(kernel.name),
-            bind_group_layouts: &[Some(layout)],
+            bind_group_layouts: &[Some(&layout)],
             immediate_size: 0,
         });
-        device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(kernel.name),
             layout: Some(&pipeline_layout),
             module: &module,
@@ -237,8 +277,9 @@ impl Gpu {
                 zero_initialize_workgroup_memory: safe,
                 ..Default::default()
             },
-            cache: None,
-        })
+            cache: self.0.pipelines.as_ref().map(super::cache::Pipelines::raw),
+        });
+        (pipeline, layout)
     }
 
     /// Submits what was recorded; returns at once.

@@ -1,6 +1,5 @@
 //! The loop, its data, its files and its reports.
 
-pub mod atomic;
 pub mod data;
 pub mod logger;
 pub mod metrics;

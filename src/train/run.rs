@@ -167,16 +167,12 @@ pub fn build(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &Mo
     Ok(trainer)
 }
 
-/// Device memory that a run will hold: its own code, run once on a device that only counts.
+/// A planner that has taken two steps of a run, by the run's own code: it knows the device memory that the run will hold, and
+/// the kernels that it will ask for.
 ///
 /// # Errors
 /// A tensor over the adapter's limits, named before anything is allocated.
-pub fn plan_memory(
-    config: &Config,
-    gpu: &Gpu,
-    comm: &Arc<dyn Communicator>,
-    args: &ModelArgs,
-) -> Result<u64> {
+pub fn plan(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &ModelArgs) -> Result<Gpu> {
     let planner = gpu.planner();
     let alone: Arc<dyn Communicator> = Arc::new(comm::Planned::new(comm.size()));
     let recipe = recipe(config, comm.size())?;
@@ -193,7 +189,7 @@ pub fn plan_memory(
         let batches = vec![zeros.clone(); trainer.accumulation()];
         drop(trainer.step(&batches)?);
     }
-    Ok(planner.memory())
+    Ok(planner)
 }
 
 impl<'a> Rank<'a> {
@@ -201,7 +197,7 @@ impl<'a> Rank<'a> {
         let (rank, world) = (comm.rank(), comm.size());
         config.validate(world)?;
         let show = shows(rank);
-        let gpu = Gpu::open_with(&options.device, options.gpu)?;
+        let gpu = Gpu::open_with(&options.device, options.gpu.clone())?;
         let (loader, args) = open_data(config)?;
         args.validate()?;
         let lines = Lines { show, rank, world };
@@ -212,8 +208,9 @@ impl<'a> Rank<'a> {
         for line in report::model(config, &args) {
             lines.say(&line);
         }
-        let needed = plan_memory(config, &gpu, &comm, &args)?;
-        lines.say(&format!("Device memory needed: {}", report::size(needed)));
+        let planner = plan(config, &gpu, &comm, &args)?;
+        lines.say(&format!("Device memory needed: {}", report::size(planner.memory())));
+        gpu.prepare(&planner)?;
         let trainer = build(config, &gpu, &comm, &args)?;
         for line in report::conversions(trainer.model().conversions()) {
             lines.say(&line);
@@ -262,6 +259,10 @@ impl<'a> Rank<'a> {
             // The numbers of the step before are read while this one runs.
             if let Some((done, numbers)) = waiting.take() {
                 self.log(done, numbers, &mut window, 1)?;
+            }
+            if step == 1 {
+                // Two steps have asked for every kernel; what comes later, even an end by force, finds them saved.
+                self.gpu.save_pipelines();
             }
             if self.is_logged(step) {
                 waiting = Some((step, pending));

@@ -18,7 +18,7 @@ pub fn command(line: &str, env: &[(&str, &str)]) -> Command {
     for name in ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"] {
         command.env_remove(name);
     }
-    command.env_remove("LOG_RANK").envs(env.iter().copied());
+    command.env_remove("LOG_RANK").env("MOE8_CACHE", "off").envs(env.iter().copied());
     command
 }
 

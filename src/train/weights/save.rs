@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::{Map, json};
 
 use super::{LAYOUT_KEY, LAYOUT_OURS, ParamSpec};
+use crate::atomic::{WRITE_HINT, write_atomically};
 use crate::num::bf16;
-use crate::train::atomic::{WRITE_HINT, write_atomically};
 use crate::{Error, Result};
 
 /// The element type of a written file.
