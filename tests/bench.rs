@@ -9,7 +9,7 @@ use moe8::bench::gemm::{Linear, Pass};
 use moe8::bench::row::Row;
 use moe8::bench::runner::{Case, Runner, Settings};
 use moe8::bench::step::Precision;
-use moe8::bench::{memory, moe};
+use moe8::bench::{activations, memory, moe, tables};
 use moe8::gpu::{Clock, DeviceChoice, Gpu, Options};
 use moe8::num::DType;
 use moe8::ops::elementwise;
@@ -59,6 +59,22 @@ fn json_has_every_field() {
         ),
         ("attention --shape 2x19x4x2x8", &["attention_forward", "attention_backward"], "tflops"),
         ("op --shape 3x20x31x5 --groups uniform --precision bf16", &["op"], "tflops"),
+        ("rmsnorm --shape 67x33", &["rmsnorm_forward", "rmsnorm_backward"], "gbps"),
+        ("rope --shape 2x19x3x12 --precision f32", &["rope"], "gbps"),
+        ("swiglu --shape 67x33", &["swiglu_forward", "swiglu_backward"], "gbps"),
+        (
+            "dispatch --shape 67x33x5x3",
+            &["dispatch_gather", "dispatch_gather_backward", "dispatch_combine", "dispatch_combine_backward"],
+            "gbps",
+        ),
+        ("cross_entropy --shape 67x133", &["cross_entropy"], "gbps"),
+        ("embedding --shape 267x33x50", &["embedding_forward", "embedding_backward"], "gbps"),
+        ("adamw --shape 1001", &["adamw"], "gbps"),
+        (
+            "elementwise --shape 67x33",
+            &["elementwise_add", "elementwise_cast", "elementwise_add_into"],
+            "gbps",
+        ),
     ] {
         let rows = rows(&format!("bench {line} --json --allow-software"));
         let ops: Vec<_> = rows.iter().map(|r| r["op"].as_str().unwrap_or_default()).collect();
@@ -109,6 +125,17 @@ fn a_wrong_result_is_found_before_it_is_timed() {
         }
     }
     wrong(&mut runner, memory::copy(&gpu, 100_000).expect("a case"), 1.000_001);
+    for dtype in [DType::F32, DType::BF16] {
+        let mut all = activations::norms(&gpu, [67, 40], dtype).expect("cases");
+        all.extend(activations::gates(&gpu, [67, 40], dtype).expect("cases"));
+        all.extend(activations::elements(&gpu, [67, 40], dtype).expect("cases"));
+        all.extend(tables::routes(&gpu, [67, 40, 5, 3], dtype).expect("cases"));
+        all.extend(tables::embeddings(&gpu, [267, 40, 50], dtype).expect("cases"));
+        all.push(activations::rotation(&gpu, [2, 19, 3, 12], dtype).expect("a case"));
+        all.push(activations::loss(&gpu, [67, 133], dtype).expect("a case"));
+        all.push(tables::update(&gpu, 1000).expect("a case"));
+        all.into_iter().for_each(|case| wrong(&mut runner, case, 1.02));
+    }
     wrong(&mut runner, moe::case(&gpu, [40, 16, 24, 3], Precision::Fp8).expect("a case"), 1.3);
 }
 
@@ -212,9 +239,13 @@ fn bad_input_is_refused() {
         ("bench", "suite"),
         ("bench copy --suite standard", "suite"),
         ("bench --suite standard --shape 4x4", "--shape"),
+        ("bench copy gemm --shape 4x4x4", "one op"),
         ("bench gemm --shape 4x5", "MxKxN"),
         ("bench gemm --shape 4x0x5", "MxKxN"),
         ("bench copy --shape x", "number of bytes"),
+        ("bench adamw --shape 0", "number of parameters"),
+        ("bench rope --shape 1x4x2x6", "multiple of 4"),
+        ("bench dispatch --shape 4x4x2", "TxDxExK"),
         ("bench attention --shape 1x4x3x2x8", "multiple"),
         ("bench attention --shape 1x4x2x2x6", "multiple of 4"),
         ("bench grouped --groups no/such.jsonl", "no/such.jsonl"),

@@ -4,6 +4,7 @@
 //! ([`check`]), and only then measures: warm-up, then the median of repetitions that are each long enough for the clock.
 //! A wrong result is a row that says so, without a time.
 
+pub mod activations;
 pub mod attention;
 pub mod check;
 pub mod data;
@@ -14,3 +15,4 @@ pub mod row;
 pub mod runner;
 pub mod step;
 pub mod suite;
+pub mod tables;

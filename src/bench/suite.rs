@@ -4,9 +4,9 @@ use super::attention::Attention;
 use super::data::{Split, parse_shape};
 use super::gemm::{Linear, Pass};
 use super::row::Row;
-use super::runner::{Runner, Settings};
+use super::runner::{Case, Runner, Settings};
 use super::step::{self, Precision};
-use super::{memory, moe};
+use super::{activations, memory, moe, tables};
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::{Error, Result};
@@ -28,14 +28,53 @@ pub enum Op {
     Linear,
     /// An MoE layer.
     Moe,
+    /// RMSNorm, forward and backward.
+    RmsNorm,
+    /// Rotary position embedding.
+    Rope,
+    /// SwiGLU, forward and backward.
+    SwiGlu,
+    /// Rows to experts and back, with gradients.
+    Dispatch,
+    /// Cross entropy with its gradient.
+    CrossEntropy,
+    /// Token embedding, forward and backward.
+    Embedding,
+    /// One AdamW update.
+    AdamW,
+    /// Sums and casts.
+    Elementwise,
     /// A training step.
     Step,
 }
 
 impl Op {
     /// All, in the order of the standard suite.
-    pub const ALL: [Op; 8] =
-        [Op::Copy, Op::Quantize, Op::Gemm, Op::Grouped, Op::Attention, Op::Linear, Op::Moe, Op::Step];
+    pub const ALL: [Op; 16] = [
+        Op::Copy,
+        Op::Quantize,
+        Op::RmsNorm,
+        Op::Rope,
+        Op::SwiGlu,
+        Op::Dispatch,
+        Op::CrossEntropy,
+        Op::Embedding,
+        Op::AdamW,
+        Op::Elementwise,
+        Op::Gemm,
+        Op::Grouped,
+        Op::Attention,
+        Op::Linear,
+        Op::Moe,
+        Op::Step,
+    ];
+
+    /// Whether its cases are bound by memory: their rates are compared with a copy's.
+    fn is_bound_by_memory(self) -> bool {
+        use Op::{AdamW, CrossEntropy, Dispatch, Elementwise, Embedding, Quantize, RmsNorm, Rope, SwiGlu};
+        let all = [Quantize, RmsNorm, Rope, SwiGlu, Dispatch, CrossEntropy, Embedding, AdamW, Elementwise];
+        all.contains(&self)
+    }
 
     /// What the numbers of `--shape` are.
     pub fn form(self) -> &'static str {
@@ -46,6 +85,13 @@ impl Op {
             Op::Grouped | Op::Linear => "MxKxNxE",
             Op::Attention => "BxSxHxKVxD",
             Op::Moe => "TxDxFxE",
+            Op::RmsNorm | Op::Elementwise => "TxD",
+            Op::Rope => "BxSxHxD",
+            Op::SwiGlu => "TxF",
+            Op::Dispatch => "TxDxExK",
+            Op::CrossEntropy => "TxV",
+            Op::Embedding => "TxDxV",
+            Op::AdamW => "N",
             Op::Step => "BxS",
         }
     }
@@ -68,6 +114,19 @@ impl Op {
             (Op::Linear, false) => &["16384x256x512x8", "16384x5120x8192x8"],
             (Op::Moe, true) => &["256x64x128x4"],
             (Op::Moe, false) => &["16384x256x512x8", "16384x2048x4096x8"],
+            (Op::RmsNorm | Op::SwiGlu | Op::Elementwise, true) => &["512x512"],
+            (Op::RmsNorm | Op::Elementwise, false) => &["16384x5120", "16384x256"],
+            (Op::SwiGlu, false) => &["16384x8192", "16384x512"],
+            (Op::Rope, true) => &["2x128x4x32"],
+            (Op::Rope, false) => &["8x2048x40x128", "8x2048x16x16"],
+            (Op::Dispatch, true) => &["512x128x4x2"],
+            (Op::Dispatch, false) => &["16384x5120x8x1", "16384x2048x64x4", "16384x256x8x1"],
+            (Op::CrossEntropy, true) => &["256x1000"],
+            (Op::CrossEntropy, false) => &["4096x32768", "512x202048", "16384x2256"],
+            (Op::Embedding, true) => &["512x64x1000"],
+            (Op::Embedding, false) => &["16384x5120x32768", "16384x256x2256"],
+            (Op::AdamW, true) => &["262144"],
+            (Op::AdamW, false) => &["33554432"],
             (Op::Step, true) => &["2x64"],
             (Op::Step, false) => &["8x2048"],
         }
@@ -130,7 +189,8 @@ pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> 
         }
     }
     let has = |ops: &[Op]| plan.ops.iter().any(|o| ops.contains(o));
-    let copy = match has(&[Op::Quantize]) && !has(&[Op::Copy]) {
+    let by_memory = plan.ops.iter().any(|o| o.is_bound_by_memory());
+    let copy = match by_memory && !has(&[Op::Copy]) {
         true => runner.measure_case(&memory::copy(gpu, copy_bytes(gpu))?)?.gbps.map(|g| g * 1e9),
         false => None,
     };
@@ -164,7 +224,7 @@ fn numbers<const N: usize>(op: Op, shape: &str) -> Result<[usize; N]> {
 fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
     let gpu = runner.gpu().clone();
     match op {
-        Op::Copy => runner.case(&memory::copy(&gpu, bytes(shape)?)?),
+        Op::Copy => runner.case(&memory::copy(&gpu, count(shape, "bytes")?)?),
         Op::Quantize => quantizers(runner, plan, numbers(op, shape)?),
         Op::Gemm => plan.precisions(&Precision::ALL).into_iter().try_for_each(|precision| {
             let linear = Linear::new(&gpu, numbers(op, shape)?, None, precision)?;
@@ -172,8 +232,7 @@ fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
         }),
         Op::Grouped | Op::Linear => grouped(runner, plan, op, numbers(op, shape)?),
         Op::Attention => plan.precisions(&[Precision::Bf16]).into_iter().try_for_each(|precision| {
-            let dtype = if precision == Precision::F32 { DType::F32 } else { DType::BF16 };
-            let attention = Attention::new(&gpu, numbers(op, shape)?, dtype)?;
+            let attention = Attention::new(&gpu, numbers(op, shape)?, dtype(precision))?;
             runner.case(&attention.forward())?;
             runner.case(&attention.backward(&gpu)?)
         }),
@@ -181,7 +240,12 @@ fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
             .precisions(&[Precision::Bf16, Precision::Fp8])
             .into_iter()
             .try_for_each(|precision| runner.case(&moe::case(&gpu, numbers(op, shape)?, precision)?)),
-        Op::Step => plan.precisions(&Precision::ALL).into_iter().try_for_each(|precision| {
+        Op::AdamW => runner.case(&tables::update(&gpu, count(shape, "parameters")?)?),
+        op if op.is_bound_by_memory() => plan.precisions(&[Precision::Bf16]).into_iter().try_for_each(|p| {
+            let cases = by_memory(&gpu, op, shape, dtype(p))?;
+            cases.iter().try_for_each(|case| runner.case(case))
+        }),
+        _ => plan.precisions(&Precision::ALL).into_iter().try_for_each(|precision| {
             let [batch, seq] = numbers(op, shape)?;
             let config = step::config(precision, (batch, seq), &plan.overrides)?;
             step::measure(runner, &config, precision)
@@ -224,12 +288,29 @@ fn grouped(runner: &mut Runner, plan: &Plan, op: Op, [m, k, n, e]: [usize; 4]) -
     Ok(())
 }
 
-/// A number of bytes may be larger than a dimension.
-fn bytes(text: &str) -> Result<usize> {
-    let bytes = text.trim().parse().ok().filter(|n| (1..=1 << 40).contains(n));
-    bytes.ok_or_else(|| {
-        Error::user(format!("--shape {text}: not a number of bytes"), "write it as 1073741824")
-    })
+/// Of activations under a precision.
+fn dtype(precision: Precision) -> DType {
+    if precision == Precision::F32 { DType::F32 } else { DType::BF16 }
+}
+
+/// The cases of an op beside the products and quantizers.
+fn by_memory(gpu: &Gpu, op: Op, shape: &str, dtype: DType) -> Result<Vec<Case>> {
+    match op {
+        Op::RmsNorm => activations::norms(gpu, numbers(op, shape)?, dtype),
+        Op::Rope => Ok(vec![activations::rotation(gpu, numbers(op, shape)?, dtype)?]),
+        Op::SwiGlu => activations::gates(gpu, numbers(op, shape)?, dtype),
+        Op::Dispatch => tables::routes(gpu, numbers(op, shape)?, dtype),
+        Op::CrossEntropy => Ok(vec![activations::loss(gpu, numbers(op, shape)?, dtype)?]),
+        Op::Embedding => tables::embeddings(gpu, numbers(op, shape)?, dtype),
+        _ => activations::elements(gpu, numbers(op, shape)?, dtype),
+    }
+}
+
+/// A number of bytes or parameters may be larger than a dimension.
+fn count(text: &str, of: &str) -> Result<usize> {
+    let count = text.trim().parse().ok().filter(|n| (1..=1 << 40).contains(n));
+    count
+        .ok_or_else(|| Error::user(format!("--shape {text}: not a number of {of}"), "write it as 1073741824"))
 }
 
 /// All three products; in f32, which no target needs, the first alone.

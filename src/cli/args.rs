@@ -118,6 +118,26 @@ pub enum BenchOp {
     Op,
     /// An MoE layer, forward and backward. --shape TxDxFxE
     Moe,
+    /// RMSNorm, forward and backward. --shape TxD
+    #[value(name = "rmsnorm")]
+    RmsNorm,
+    /// Rotary position embedding. --shape BxSxHxD
+    Rope,
+    /// SwiGLU, forward and backward. --shape TxF
+    #[value(name = "swiglu")]
+    SwiGlu,
+    /// Rows to experts (gather) and back (combine), with gradients. --shape TxDxExK
+    Dispatch,
+    /// Cross entropy with its gradient. --shape TxV
+    #[value(name = "cross_entropy")]
+    CrossEntropy,
+    /// Token embedding, forward and backward. --shape TxDxV
+    Embedding,
+    /// One AdamW update. --shape N
+    #[value(name = "adamw")]
+    AdamW,
+    /// Sums and casts. --shape TxD
+    Elementwise,
     /// A training step of the debug model, whose keys can be set. --shape BxS
     Step,
 }
@@ -125,16 +145,16 @@ pub enum BenchOp {
 /// Flags of `moe8 bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure.
+    /// What to measure; several may be named.
     #[arg(value_enum)]
-    pub op: Option<BenchOp>,
+    pub op: Vec<BenchOp>,
     /// Measure all of it at standard shapes; the rows go to bench.json too.
     #[arg(long, value_name = "standard", value_parser = ["standard"])]
     pub suite: Option<String>,
     /// The common flags.
     #[command(flatten)]
     pub run: RunArgs,
-    /// Sizes, as numbers with x between them; can be given several times.
+    /// Sizes of the one thing that is named, as numbers with x between them; can be given several times.
     #[arg(long, value_name = "SHAPE")]
     pub shape: Vec<String>,
     /// How rows fall into groups: equal, halving, or as the metrics.jsonl of a run has them; without this, uniform and ragged.

@@ -75,16 +75,19 @@ fn open(args: &BenchArgs, opts: &RunOptions) -> Result<Gpu> {
 }
 
 fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
-    let ops = match (args.op, &args.suite) {
-        (Some(op), None) => vec![library(op)],
-        (None, Some(_)) => Op::ALL.to_vec(),
+    let ops = match (args.op.as_slice(), &args.suite) {
+        ([], Some(_)) => Op::ALL.to_vec(),
+        (named @ [_, ..], None) => named.iter().copied().map(library).collect(),
         _ => {
-            let what = "name one thing to measure, or a suite";
+            let what = "name what to measure, or a suite";
             return Err(Error::user(what, "such as `moe8 bench grouped`, or `moe8 bench --suite standard`"));
         }
     };
-    if args.suite.is_some() && !args.shape.is_empty() {
-        return Err(Error::user("a suite has its own shapes", "leave out --shape, or name one op"));
+    if ops.len() > 1 && !args.shape.is_empty() {
+        return Err(Error::user(
+            "a shape is of one op: a suite has its own",
+            "leave out --shape, or name one op",
+        ));
     }
     if args.profile && ops != [Op::Step] {
         return Err(Error::user("--profile is for training steps", "write `moe8 bench step --profile`"));
@@ -114,6 +117,14 @@ fn library(op: BenchOp) -> Op {
         BenchOp::Attention => Op::Attention,
         BenchOp::Op => Op::Linear,
         BenchOp::Moe => Op::Moe,
+        BenchOp::RmsNorm => Op::RmsNorm,
+        BenchOp::Rope => Op::Rope,
+        BenchOp::SwiGlu => Op::SwiGlu,
+        BenchOp::Dispatch => Op::Dispatch,
+        BenchOp::CrossEntropy => Op::CrossEntropy,
+        BenchOp::Embedding => Op::Embedding,
+        BenchOp::AdamW => Op::AdamW,
+        BenchOp::Elementwise => Op::Elementwise,
         BenchOp::Step => Op::Step,
     }
 }
