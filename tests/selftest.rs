@@ -15,7 +15,7 @@ fn every_kernel_agrees_with_the_reference() {
     for kernel in [Some(GemmKernel::Scalar), coop].into_iter().flatten() {
         let outcomes =
             check::gemm(&open(Options { kernel: Some(kernel), poison: true, ..Options::default() })).unwrap();
-        assert_eq!(outcomes.len(), 72);
+        assert_eq!(outcomes.len(), 80);
         for outcome in outcomes {
             assert_eq!((outcome.kernel.as_str(), outcome.error), (kernel.name(), None), "{}", outcome.case);
         }

@@ -5,10 +5,11 @@ use super::data::{Random, Split, places};
 use super::runner::{Case, Work};
 use super::step::Precision;
 use crate::Result;
-use crate::gpu::Gpu;
+use crate::gpu::{GemmKernel, Gpu};
 use crate::num::{DType, Fp8};
 use crate::ops::fp8_linear::{self, Recipe};
 use crate::ops::gemm::{self, GemmOptions, Scale};
+use crate::ops::panels::{Codes, Contraction};
 use crate::ops::quantize;
 use crate::reference;
 use crate::tensor::Tensor;
@@ -183,9 +184,29 @@ impl Linear {
     /// # Errors
     /// Limits or memory of the device.
     pub fn product(self: &Rc<Self>, gpu: &Gpu, pass: Pass) -> Result<Case> {
-        let run = if self.precision == Precision::Fp8 { self.scaled(gpu, pass)? } else { self.plain(pass) };
-        let kind = if self.dense { "gemm" } else { "grouped" };
-        Ok(self.case(format!("{kind}_{}", pass.name()), self.flops(), run, vec![pass]))
+        let run = match self.precision {
+            Precision::Fp8 => self.scaled(gpu, pass, DType::E4M3)?,
+            _ => self.plain(pass),
+        };
+        Ok(self.case(self.name(pass), self.flops(), run, vec![pass]))
+    }
+
+    /// One product of bf16 operands that are halves for the matrix units already, where those compute it.
+    ///
+    /// # Errors
+    /// Limits or memory of the device.
+    pub fn product_of_halves(self: &Rc<Self>, gpu: &Gpu, pass: Pass) -> Result<Option<Case>> {
+        let kernel = gemm::choice(gpu, DType::BF16, DType::BF16, [self.m, self.n, self.k]).0;
+        if self.precision != Precision::Bf16 || kernel != GemmKernel::Coop {
+            return Ok(None);
+        }
+        let run = self.scaled(gpu, pass, DType::F16)?;
+        let name = self.name(pass) + "_of_halves";
+        Ok(Some(self.case(name, self.flops(), run, vec![pass])))
+    }
+
+    fn name(&self, pass: Pass) -> String {
+        format!("{}_{}", if self.dense { "gemm" } else { "grouped" }, pass.name())
     }
 
     fn plain(self: &Rc<Self>, pass: Pass) -> super::runner::Run {
@@ -201,27 +222,46 @@ impl Linear {
         })
     }
 
-    fn scaled(self: &Rc<Self>, gpu: &Gpu, pass: Pass) -> Result<super::runner::Run> {
+    /// A product of operands that are `dtype` already and, on matrix units, in panels.
+    fn scaled(self: &Rc<Self>, gpu: &Gpu, pass: Pass, dtype: DType) -> Result<super::runner::Run> {
         let l = self.clone();
-        let (a, b) = match pass {
-            Pass::Forward => (quantize::rowwise(gpu, &l.x)?, quantize::rowwise(gpu, &l.w)?),
-            Pass::Input => (quantize::rowwise(gpu, &l.d_y)?, quantize::weight_colwise(gpu, &l.w)?),
-            Pass::Weight => {
-                (quantize::colwise(gpu, &l.d_y, l.ends())?, quantize::colwise(gpu, &l.x, l.ends())?)
-            }
+        let (a, b, [along_a, along_b]) = match pass {
+            Pass::Forward => (
+                quantize::along_rows(gpu, &l.x, dtype)?,
+                quantize::along_rows(gpu, &l.w, dtype)?,
+                [Contraction::Columns; 2],
+            ),
+            Pass::Input => (
+                quantize::along_rows(gpu, &l.d_y, dtype)?,
+                quantize::along_weight_columns(gpu, &l.w, dtype)?,
+                [Contraction::Columns, Contraction::WeightRows],
+            ),
+            Pass::Weight => (
+                quantize::along_columns(gpu, &l.d_y, l.ends(), dtype)?,
+                quantize::along_columns(gpu, &l.x, l.ends(), dtype)?,
+                [Contraction::GroupRows(l.ends()); 2],
+            ),
         };
+        let coop = gemm::choice(gpu, dtype, dtype, [l.m, l.n, l.k]).0 == GemmKernel::Coop;
+        let place = |codes: Tensor, along| {
+            let codes = Codes::Rows(codes);
+            if coop { codes.to_panels(gpu, along) } else { Ok(codes) }
+        };
+        let (a_codes, b_codes) = (place(a.codes, along_a)?, place(b.codes, along_b)?);
+        let (a_scale, b_scale) = (a.descale, b.descale);
         Ok(Box::new(move |gpu| {
             let row = match pass {
-                Pass::Weight => Scale::per_group(&a.descale, l.n),
-                _ => Scale::per_row(&a.descale),
+                Pass::Weight => Scale::per_group(&a_scale, l.n),
+                _ => Scale::per_row(&a_scale),
             };
-            let col = Scale::per_group(&b.descale, if pass == Pass::Forward { l.n } else { l.k });
+            let col = Scale::per_group(&b_scale, if pass == Pass::Forward { l.n } else { l.k });
             let options = GemmOptions { offs: l.ends(), scales: Some((row, col)) };
-            Ok(vec![match pass {
-                Pass::Forward => gemm::nt(gpu, &a.codes, &b.codes, DType::BF16, options)?,
-                Pass::Input => gemm::nn(gpu, &a.codes, &b.codes, DType::BF16, options)?,
-                Pass::Weight => gemm::tn(gpu, &a.codes, &b.codes, DType::BF16, options)?,
-            }])
+            let product = match pass {
+                Pass::Forward => gemm::nt_of,
+                Pass::Input => gemm::nn_of,
+                Pass::Weight => gemm::tn_of,
+            };
+            Ok(vec![product(gpu, &a_codes, &b_codes, DType::BF16, options)?])
         }))
     }
 

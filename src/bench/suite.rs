@@ -317,7 +317,13 @@ fn count(text: &str, of: &str) -> Result<usize> {
 fn products(runner: &mut Runner, linear: &std::rc::Rc<Linear>, precision: Precision) -> Result<()> {
     let gpu = runner.gpu().clone();
     let passes = if precision == Precision::F32 { &Pass::ALL[..1] } else { &Pass::ALL[..] };
-    passes.iter().try_for_each(|pass| runner.case(&linear.product(&gpu, *pass)?))
+    for pass in passes {
+        runner.case(&linear.product(&gpu, *pass)?)?;
+        if let Some(case) = linear.product_of_halves(&gpu, *pass)? {
+            runner.case(&case)?;
+        }
+    }
+    Ok(())
 }
 
 fn splits(plan: &Plan, rows: usize, groups: usize) -> Vec<Split> {

@@ -15,25 +15,29 @@ pub(super) enum Codes {
     Any,
     /// Zero and subnormal ones: f16 arithmetic that flushes its own subnormals shows here.
     Tiny,
+    /// Every finite code of e5m2.
+    E5m2,
     /// Not codes but bf16 values, row by row between 2^-30 and 2^30.
     WideRows,
     /// The same, column by column.
     WideColumns,
 }
 
-/// Row-major e4m3 codes, or bf16 values.
+/// Row-major fp8 codes, or bf16 values.
 pub(super) struct Operand {
     pub codes: Vec<u8>,
     pub shape: Vec<usize>,
+    format: Fp8,
     wide: Option<Vec<f32>>,
 }
 
 impl Operand {
     pub(super) fn new(name: &str, shape: &[usize], kind: Codes) -> Operand {
         let stream = Stream::new(0, name);
+        let format = if kind == Codes::E5m2 { Fp8::E5m2 } else { Fp8::E4m3 };
         if matches!(kind, Codes::WideRows | Codes::WideColumns) {
             let wide = Some(wide_values(name, shape, kind == Codes::WideRows));
-            return Operand { codes: Vec::new(), shape: shape.to_vec(), wide };
+            return Operand { codes: Vec::new(), shape: shape.to_vec(), format, wide };
         }
         // A table of 2^16 draws and a fast walk over it: the large operands have hundreds of millions of elements.
         let draw = |i: u64| match kind {
@@ -41,6 +45,10 @@ impl Operand {
             Codes::Any => {
                 let code = (stream.word(i) & 0xff) as u8;
                 if code & 0x7f == 0x7f { 0x3c } else { code }
+            }
+            Codes::E5m2 => {
+                let code = (stream.word(i) & 0xff) as u8;
+                if code & 0x7c == 0x7c { code ^ 0x40 } else { code }
             }
             Codes::Tiny => (stream.word(i) & 0x87) as u8,
             Codes::WideRows | Codes::WideColumns => unreachable!("made above"),
@@ -54,25 +62,29 @@ impl Operand {
             codes.extend([16, 32, 48].map(|shift| table[(state >> shift) as usize & 0xffff]));
         }
         codes.truncate(len);
-        Operand { codes, shape: shape.to_vec(), wide: None }
+        Operand { codes, shape: shape.to_vec(), format, wide: None }
     }
 
     pub(super) fn dtype(&self) -> DType {
-        if self.wide.is_some() { DType::BF16 } else { DType::E4M3 }
+        match self.format {
+            _ if self.wide.is_some() => DType::BF16,
+            Fp8::E4m3 => DType::E4M3,
+            Fp8::E5m2 => DType::E5M2,
+        }
     }
 
     pub(super) fn values(&self) -> Vec<f64> {
         if let Some(values) = &self.wide {
             return values.iter().map(|&v| f64::from(v)).collect();
         }
-        self.codes.iter().map(|&c| f64::from(Fp8::E4m3.decode(c))).collect()
+        self.codes.iter().map(|&c| f64::from(self.format.decode(c))).collect()
     }
 
     pub(super) fn upload(&self, gpu: &Gpu) -> Result<Tensor> {
         if let Some(values) = &self.wide {
             return Tensor::from_f32(gpu, "values", &self.shape, DType::BF16, values);
         }
-        let tensor = Tensor::empty(gpu, "codes", &self.shape, DType::E4M3)?;
+        let tensor = Tensor::empty(gpu, "codes", &self.shape, self.dtype())?;
         let (cols, padded) = (tensor.cols(), 4 * tensor.quads());
         let (buffer, offset) = tensor.memory();
         // A few megabytes at a time: the driver stages each piece.

@@ -46,7 +46,10 @@ pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
     for (i, &(ends, m, n, k)) in TABLE.iter().enumerate() {
         for form in [Form::Nt, Form::Nn, Form::Tn] {
             let out = if i % 2 == 0 { DType::BF16 } else { DType::F32 };
-            for codes in [[Codes::Any, Codes::Tiny, Codes::Normal][i % 3], Codes::WideRows] {
+            let kinds = [[Codes::Any, Codes::Tiny, Codes::Normal][i % 3], Codes::WideRows, Codes::E5m2];
+            // Gradients in e5m2 are the first operand of the two backward forms.
+            let of_e5m2 = form != Form::Nt && i % 3 == 2;
+            for codes in kinds.into_iter().filter(|codes| *codes != Codes::E5m2 || of_e5m2) {
                 let accumulate = form == Form::Tn && i % 4 > 1;
                 let case = Case { form, ends, dims: [m, n, k], codes, out, accumulate };
                 all.push(case.run(gpu)?);
@@ -92,7 +95,10 @@ impl Case<'_> {
             codes => codes,
         };
         let a = Operand::new("a", &a, kind(self.form != Form::Tn));
-        let b = Operand::new("b", &b, kind(self.form == Form::Nt));
+        let b = match self.codes {
+            Codes::E5m2 => Operand::new("b", &b, Codes::Any),
+            _ => Operand::new("b", &b, kind(self.form == Form::Nt)),
+        };
         let (row, col) = (scales("row", rows), scales("col", cols));
         let got = self.on_device(gpu, &a, &b, &row, &col, &out)?;
         let product = |a: &[f64], b: &[f64]| {

@@ -6,6 +6,7 @@
 //! rounding to the output's dtype.
 
 use super::gemm_coop;
+use super::panels::Codes;
 use crate::Result;
 use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -88,6 +89,12 @@ pub struct GemmOptions<'a> {
 /// The result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn nt(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
+    nt_of(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), out, options)
+}
+
+/// [`nt`] of operands that may lie in panels.
+#[track_caller]
+pub(crate) fn nt_of(gpu: &Gpu, a: &Codes, w: &Codes, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
     let n = w.shape()[w.shape().len() - 2];
     assert_eq!(
         a.cols(),
@@ -108,8 +115,14 @@ pub fn nt(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_
 /// As [`nt`].
 #[track_caller]
 pub fn nn(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
+    nn_of(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), out, options)
+}
+
+/// [`nn`] of operands that may lie in panels.
+#[track_caller]
+pub(crate) fn nn_of(gpu: &Gpu, a: &Codes, w: &Codes, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
     let result = Tensor::empty(gpu, "gemm result", &[a.rows(), w.cols()], out)?;
-    nn_into(gpu, a, w, &result, options)?;
+    nn_codes_into(gpu, a, w, &result, options)?;
     Ok(result)
 }
 
@@ -119,6 +132,11 @@ pub fn nn(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_
 /// What the device reported.
 #[track_caller]
 pub fn nn_into(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
+    nn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), result, options)
+}
+
+#[track_caller]
+fn nn_codes_into(gpu: &Gpu, a: &Codes, w: &Codes, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
     let k = w.shape()[w.shape().len() - 2];
     assert_eq!(
         a.cols(),
@@ -138,12 +156,18 @@ pub fn nn_into(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: Gemm
 /// As [`nt`].
 #[track_caller]
 pub fn tn(gpu: &Gpu, a: &Tensor, b: &Tensor, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
+    tn_of(gpu, &Codes::Rows(a.clone()), &Codes::Rows(b.clone()), out, options)
+}
+
+/// [`tn`] of operands that may lie in panels.
+#[track_caller]
+pub(crate) fn tn_of(gpu: &Gpu, a: &Codes, b: &Codes, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
     let mut shape = vec![a.cols(), b.cols()];
     if let Some(offs) = options.offs {
         shape.insert(0, offs.numel());
     }
     let result = Tensor::empty(gpu, "gemm result", &shape, out)?;
-    tn_into(gpu, a, b, &result, false, options)?;
+    tn_codes_into(gpu, a, b, &result, false, options)?;
     Ok(result)
 }
 
@@ -156,6 +180,18 @@ pub fn tn_into(
     gpu: &Gpu,
     a: &Tensor,
     b: &Tensor,
+    result: &Tensor,
+    accumulate: bool,
+    options: GemmOptions<'_>,
+) -> Result<()> {
+    tn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(b.clone()), result, accumulate, options)
+}
+
+#[track_caller]
+fn tn_codes_into(
+    gpu: &Gpu,
+    a: &Codes,
+    b: &Codes,
     result: &Tensor,
     accumulate: bool,
     options: GemmOptions<'_>,
@@ -177,7 +213,7 @@ pub(super) struct Dims {
 
 /// Number of groups: the offsets' and the weight's must agree.
 #[track_caller]
-fn groups(w: &Tensor, rows: usize, options: GemmOptions<'_>) -> usize {
+fn groups(w: &Codes, rows: usize, options: GemmOptions<'_>) -> usize {
     let of_w = w.rows() / rows.max(1);
     let groups = options.offs.map_or(1, Tensor::numel);
     assert_eq!(groups, of_w, "gemm: groups in the offsets, groups in W {:?}", w.shape());
@@ -305,25 +341,46 @@ fn launch_halves(
         "tn" => Scale::per_group(&a.descale, dims.m),
         _ => Scale::per_row(&a.descale),
     };
-    let scales = Some((row, Scale::per_group(&b.descale, dims.n)));
-    launch(gpu, kernel, (&a.codes, &b.codes), out, dims, GemmOptions { scales, ..options }, accumulate)
+    let options = GemmOptions { scales: Some((row, Scale::per_group(&b.descale, dims.n))), ..options };
+    launch(gpu, kernel, (&Codes::Rows(a.codes), &Codes::Rows(b.codes)), out, dims, options, accumulate)
 }
 
 fn launch(
     gpu: &Gpu,
     kernel: &Kernel,
-    (a, b): (&Tensor, &Tensor),
+    (a, b): (&Codes, &Codes),
     out: &Tensor,
     dims: Dims,
     options: GemmOptions<'_>,
     accumulate: bool,
 ) -> Result<()> {
+    let (a_type, b_type) = (a.memory().dtype(), b.memory().dtype());
+    let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
+    let coop = in_panels || choose(gpu, a_type, b_type, dims).0 == GemmKernel::Coop;
+    if coop && a_type == DType::BF16 {
+        return launch_halves(gpu, kernel, (a.memory(), b.memory()), out, dims, options, accumulate);
+    }
+    if !coop {
+        return multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, false);
+    }
+    let [along_a, along_b] = gemm_coop::contractions(kernel.entry, options.offs);
+    let (a, b) = (a.to_panels(gpu, along_a)?, b.to_panels(gpu, along_b)?);
+    multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, true)
+}
+
+/// Records the product of two operands in memory as `coop` wants them.
+fn multiply(
+    gpu: &Gpu,
+    kernel: &Kernel,
+    [a, b]: [&Tensor; 2],
+    out: &Tensor,
+    dims: Dims,
+    options: GemmOptions<'_>,
+    accumulate: bool,
+    coop: bool,
+) -> Result<()> {
     let (grouped, is_tn) = (options.offs.is_some(), kernel.entry == "tn");
     let software = gpu.caps().software;
-    let coop = choose(gpu, a.dtype(), b.dtype(), dims).0 == GemmKernel::Coop;
-    if coop && a.dtype() == DType::BF16 {
-        return launch_halves(gpu, kernel, (a, b), out, dims, options, accumulate);
-    }
     let (tiles, full) = grid(is_tn, grouped, dims, coop, software);
     let splits = if is_tn && !software { splits(dims, tiles, full) } else { 1 };
     let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
@@ -338,7 +395,7 @@ fn launch(
         let bindings: [Binding; 6] =
             [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];
         let (kernel, variant) = if coop {
-            gemm_coop::kernel(kernel.entry, dims, [a.dtype(), out.dtype()], flags, gpu.caps().subgroup_max)
+            gemm_coop::kernel(kernel.entry, [a.dtype(), out.dtype()], flags, gpu.caps().subgroup_max)
         } else {
             (*kernel, variant([a.dtype(), b.dtype(), out.dtype()], flags, software))
         };

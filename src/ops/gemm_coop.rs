@@ -1,8 +1,8 @@
-//! Grouped GEMM on matrix units: the candidate next to the register tiles of [`super::gemm`], for e4m3 codes and bf16
-//! operands on adapters with products of 16x16x16 of f16 and f32 sums.
+//! Grouped GEMM on matrix units: the candidate next to the register tiles of [`super::gemm`], for fp8 codes and bf16
+//! operands on adapters with products of 16x16x16 of f16 and f32 sums. Its operands lie in [panels](super::panels).
 //!
-//! Every e4m3 value is an f16 value and a product of two of them is exact in f32, so the result differs from the other
-//! kernel's in the order of its sums only: same definition, same tolerance. A code that is NaN counts as 480: the
+//! Every fp8 value is an f16 value and a product of two of them is exact in f32, so the result differs from the other
+//! kernel's in the order of its sums only: same definition, same tolerance. A code of e4m3 that is NaN counts as 480: the
 //! quantizer marks what it poisons in the de-scale, which comes after the sum.
 //!
 //! bf16 operands become halves first, scaled by a power of two along the contraction: exact within 2^29 of the largest value of
@@ -10,6 +10,7 @@
 //! the result NaN.
 
 use super::gemm::{Dims, Flags};
+use super::panels::{self, Contraction};
 use crate::Result;
 use crate::gpu::{Caps, Gpu, Kernel, MatrixUnits, Variant};
 use crate::num::DType;
@@ -19,6 +20,7 @@ use crate::tensor::Tensor;
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
     include_str!("../../shaders/lib/gemm_params.wgsl"),
+    include_str!("../../shaders/lib/panels.wgsl"),
     include_str!("../../shaders/lib/coop.wgsl"),
     include_str!("../../shaders/gemm_coop.wgsl")
 );
@@ -27,26 +29,12 @@ const MAIN: Kernel = Kernel { name: "gemm_coop.main", text: TEXT, entry: "main" 
 /// Edge of the tile that one workgroup computes.
 pub(super) const TILE: usize = 128;
 
-/// The form of a product, as [`super::gemm`] names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    Nt,
-    Nn,
-    Tn,
-}
-
-impl Form {
-    fn of(entry: &str) -> Form {
-        match entry {
-            "nt" => Form::Nt,
-            "nn" => Form::Nn,
-            _ => Form::Tn,
-        }
-    }
-
-    /// Whether the rows of A, and of B, run along the contraction.
-    fn along(self) -> [bool; 2] {
-        [self != Form::Tn, self == Form::Nt]
+/// What the form `entry` contracts of both operands.
+pub(super) fn contractions<'a>(entry: &str, offs: Option<&'a Tensor>) -> [Contraction<'a>; 2] {
+    match entry {
+        "nt" => [Contraction::Columns; 2],
+        "nn" => [Contraction::Columns, Contraction::WeightRows],
+        _ => [Contraction::GroupRows(offs); 2],
     }
 }
 
@@ -55,75 +43,41 @@ pub(super) fn can_run(caps: &Caps, a: DType, b: DType) -> bool {
     caps.coop == Some(MatrixUnits::Coop16)
         && matches!(
             (a, b),
-            (DType::E4M3, DType::E4M3) | (DType::F16, DType::F16) | (DType::BF16, DType::BF16)
+            (DType::E4M3 | DType::E5M2, DType::E4M3) | (DType::F16, DType::F16) | (DType::BF16, DType::BF16)
         )
 }
 
-/// Whether it is also the better choice: its tiles are 128 x 128 and its slices 64 deep.
+/// Whether it is also the better choice: its tiles are 128 x 128 and its blocks 64 deep.
 pub(super) fn pays(dims: Dims) -> bool {
     dims.m >= 16 && dims.n >= 16 && dims.k >= 16
 }
 
-struct Shape {
-    form: Form,
-    operands: DType,
-    wide: bool,
-    tail: bool,
-    lanes: u32,
-}
-
-fn variant(shape: &Shape, out: DType, flags: Flags) -> Variant {
-    let [a, b] = shape.form.along().map(u32::from);
-    let wide = u32::from(shape.wide);
-    let threads = 4 * shape.lanes;
-    // 128 rows of 40 values, or 32 rows of 136, in units of eight.
-    let half = u32::from(shape.operands == DType::F16);
-    let halves = if half == 0 && a == 1 { 2 } else { 1 };
-    let size = |along: u32| if along == 1 { 640 } else { 544 };
+fn variant(by_steps: bool, a: DType, out: DType, flags: Flags, lanes: u32) -> Variant {
+    let threads = 4 * lanes;
+    let half = u32::from(a == DType::F16);
+    let by_steps = u32::from(by_steps);
     Variant::new()
-        .constant("A_ALONG", a)
-        .constant("A_ACROSS", 1 - a)
-        .constant("B_ALONG", b)
-        .constant("B_ACROSS", 1 - b)
+        .constant("BY_STEPS", by_steps)
+        .constant("BY_ROWS", 1 - by_steps)
         .constant("F8", 1 - half)
         .constant("F16", half)
-        .constant("HALVES", halves)
-        .constant("REFILL", 1 + half)
-        .constant("QUADS", 4 - 2 * half)
-        .constant("WIDE", wide)
-        .constant("NARROW", 1 - wide)
-        .constant("TAIL", shape.tail.into())
+        .constant("A_E5M2", u32::from(a == DType::E5M2))
+        .constant("PANELS", panels::panels_per_block(a) as u32)
         .constant("GROUPED", flags.grouped.into())
         .constant("SCALED", flags.scaled.into())
         .constant("ACCUMULATE", flags.accumulate.into())
         .constant("SPLIT", flags.split.into())
-        .constant("LANES", shape.lanes)
+        .constant("LANES", lanes)
         .constant("THREADS", threads)
-        .constant("ALONG_LOADS", 512 / threads)
-        .constant("ACROSS_LOADS", (256 << half) / threads)
-        .constant("STORE_STEPS", 64 / shape.lanes)
-        .constant("TA", size(a))
-        .constant("TB", size(b))
+        .constant("LOADS", 256 / threads)
+        .constant("STORE_STEPS", 64 / lanes)
         .quad("OUT", out)
-        .quad("AB", shape.operands)
 }
 
-/// The kernel of the form `entry` and its variant; bindings and parameters are those of the register-tile kernel.
-pub(super) fn kernel(
-    entry: &str,
-    dims: Dims,
-    [operands, out]: [DType; 2],
-    flags: Flags,
-    lanes: u32,
-) -> (Kernel, Variant) {
-    let form = Form::of(entry);
-    let [a_along, b_along] = form.along();
-    let a_cols = if a_along { dims.k } else { dims.m };
-    let b_cols = if b_along { dims.k } else { dims.n };
-    let whole = |cols: usize| cols.div_ceil(4).is_multiple_of(16 / operands.quad_bytes());
-    let wide = whole(a_cols) && whole(b_cols);
-    let tail = form != Form::Tn && !dims.k.is_multiple_of(64);
-    (MAIN, variant(&Shape { form, operands, wide, tail, lanes }, out, flags))
+/// The kernel of the form `entry` and its variant for operands in panels, A of dtype `a`; other bindings and parameters are
+/// those of the register-tile kernel.
+pub(super) fn kernel(entry: &str, [a, out]: [DType; 2], flags: Flags, lanes: u32) -> (Kernel, Variant) {
+    (MAIN, variant(entry == "tn", a, out, flags, lanes))
 }
 
 /// Both bf16 operands of the form `entry` as halves, scaled along the contraction.
@@ -135,31 +89,26 @@ pub(super) fn halves(
     offs: Option<&Tensor>,
 ) -> Result<(Quantized, Quantized)> {
     let half = DType::F16;
-    Ok(match Form::of(entry) {
-        Form::Nt => (quantize::along_rows(gpu, a, half)?, quantize::along_rows(gpu, b, half)?),
-        Form::Nn => (quantize::along_rows(gpu, a, half)?, quantize::along_weight_columns(gpu, b, half)?),
-        Form::Tn => {
-            (quantize::along_columns(gpu, a, offs, half)?, quantize::along_columns(gpu, b, offs, half)?)
-        }
+    Ok(match entry {
+        "nt" => (quantize::along_rows(gpu, a, half)?, quantize::along_rows(gpu, b, half)?),
+        "nn" => (quantize::along_rows(gpu, a, half)?, quantize::along_weight_columns(gpu, b, half)?),
+        _ => (quantize::along_columns(gpu, a, offs, half)?, quantize::along_columns(gpu, b, offs, half)?),
     })
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
-    for form in [Form::Nt, Form::Nn, Form::Tn] {
-        for operands in [DType::E4M3, DType::F16] {
-            for (wide, tail) in [(true, false), (true, true), (false, true)] {
-                let tail = tail && form != Form::Tn;
-                for bits in 0..16u8 {
-                    let [grouped, scaled, accumulate, split] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-                    if split && (form != Form::Tn || scaled || accumulate) {
-                        continue;
-                    }
-                    let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
-                    let flags = Flags { grouped, scaled, accumulate, split };
-                    all.push((MAIN, variant(&Shape { form, operands, wide, tail, lanes }, out, flags)));
+    for by_steps in [false, true] {
+        for a in [DType::E4M3, DType::E5M2, DType::F16] {
+            for bits in 0..16u8 {
+                let [grouped, scaled, accumulate, split] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+                if split && (!by_steps || scaled || accumulate) {
+                    continue;
                 }
+                let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
+                let flags = Flags { grouped, scaled, accumulate, split };
+                all.push((MAIN, variant(by_steps, a, out, flags, lanes)));
             }
         }
     }

@@ -14,6 +14,7 @@ pub mod expert_bias;
 pub mod fp8_linear;
 pub mod gemm;
 mod gemm_coop;
+pub(crate) mod panels;
 pub mod quantize;
 pub mod rmsnorm;
 pub mod rope;
@@ -35,6 +36,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         expert_bias::kernels(),
         gemm::kernels(),
         gemm_coop::kernels(),
+        panels::kernels(),
         quantize::kernels(),
         rmsnorm::kernels(),
         rope::kernels(),

@@ -57,7 +57,7 @@ pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
 /// [`rowwise`] to `dtype`. F16 is for matrix units: rows scaled by a power of two into its range, so that bf16 values keep
 /// all their bits down to `2^-29` of the row's largest, and are off by at most `2^-39` of it below.
 #[track_caller]
-pub(super) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
+pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
     let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?;
     let descale = Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)?;
     let shape = Shape::rows(x.quads(), gpu.caps().software);
@@ -83,7 +83,7 @@ pub fn colwise(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<Quantized
 
 /// [`colwise`] to `dtype`, as [`along_rows`].
 #[track_caller]
-pub(super) fn along_columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, dtype: DType) -> Result<Quantized> {
+pub(crate) fn along_columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, dtype: DType) -> Result<Quantized> {
     columns(gpu, x, offs, offs.map_or(1, Tensor::numel), dtype)
 }
 
@@ -99,7 +99,7 @@ pub fn weight_colwise(gpu: &Gpu, w: &Tensor) -> Result<Quantized> {
 
 /// [`weight_colwise`] to `dtype`, as [`along_rows`].
 #[track_caller]
-pub(super) fn along_weight_columns(gpu: &Gpu, w: &Tensor, dtype: DType) -> Result<Quantized> {
+pub(crate) fn along_weight_columns(gpu: &Gpu, w: &Tensor, dtype: DType) -> Result<Quantized> {
     let shape = w.shape();
     assert!(shape.len() == 2 || shape.len() == 3, "weight {shape:?} is (N, K) or (E, N, K)");
     columns(gpu, w, None, if shape.len() == 3 { shape[0] } else { 1 }, dtype)
