@@ -3,10 +3,14 @@
 use moe8::check;
 use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, Options};
 use moe8::num::DType;
-use moe8::ops::gemm;
+use moe8::ops::{attention, gemm};
 
 fn open(options: Options) -> Gpu {
     Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
+}
+
+fn heads(seq: usize, head_dim: usize) -> attention::Shape {
+    attention::Shape { batch: 1, seq, heads: 1, kv_heads: 1, head_dim, block: None }
 }
 
 #[test]
@@ -23,6 +27,16 @@ fn every_kernel_agrees_with_the_reference() {
 }
 
 #[test]
+fn attention_on_matrix_units_agrees_with_the_reference() {
+    // The other kernel has its own table in ops_attn.rs.
+    let Some(_) = open(Options::default()).caps().coop else { return };
+    let gpu = open(Options { kernel: Some(GemmKernel::Coop), poison: true, ..Options::default() });
+    for outcome in check::attention(&gpu).unwrap() {
+        assert_eq!((outcome.kernel.as_str(), outcome.error), ("coop", None), "{}", outcome.case);
+    }
+}
+
+#[test]
 fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     let plain = open(Options::default());
     let scalar_only = [
@@ -32,6 +46,7 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     let large = [4096; 3];
     for gpu in &scalar_only {
         assert_eq!(gemm::choice(gpu, DType::E4M3, DType::E4M3, large).0, GemmKernel::Scalar);
+        assert_eq!(attention::choice(gpu, DType::BF16, heads(64, 64)).0, GemmKernel::Scalar);
     }
     assert_eq!(scalar_only[0].caps().coop, None);
     let fits = plain.caps().coop == Some(moe8::gpu::MatrixUnits::Coop16);
@@ -40,6 +55,12 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     assert_eq!(gemm::choice(&plain, DType::E4M3, DType::E4M3, [4096, 8, 4096]).0, GemmKernel::Scalar);
     assert_eq!(gemm::choice(&plain, DType::F32, DType::F32, large).0, GemmKernel::Scalar);
     assert_eq!(gemm::explain(&plain).len(), 8);
+    assert_eq!(attention::choice(&plain, DType::BF16, heads(64, 64)).0, want);
+    for (dtype, seq, head_dim) in [(DType::F32, 64, 64), (DType::BF16, 15, 64), (DType::BF16, 64, 20)] {
+        let choice = attention::choice(&plain, dtype, heads(seq, head_dim)).0;
+        assert_eq!(choice, GemmKernel::Scalar, "{dtype} {seq} {head_dim}");
+    }
+    assert_eq!(attention::explain(&plain).len(), 3);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use moe8::gpu::{self, Kernel, Variant};
 use moe8::ops;
 use naga::back::{hlsl, msl, spv};
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
 use std::collections::BTreeSet;
 
@@ -30,6 +30,11 @@ fn matrix_capabilities() -> Capabilities {
         | Capabilities::COOPERATIVE_MATRIX
         | Capabilities::SUBGROUP
         | Capabilities::SUBGROUP_BARRIER
+}
+
+/// What matrix kernels may ask of the lanes of a subgroup.
+fn subgroup_operations() -> SubgroupOperationSet {
+    SubgroupOperationSet::BASIC | SubgroupOperationSet::VOTE | SubgroupOperationSet::SHUFFLE
 }
 
 /// A valid module and what each backend is to write.
@@ -54,7 +59,7 @@ impl Shader {
         };
         let info = Validator::new(ValidationFlags::all(), capabilities)
             .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
-            .subgroup_operations(naga::valid::SubgroupOperationSet::BASIC)
+            .subgroup_operations(subgroup_operations())
             .validate(&module)
             .map_err(|e| e.emit_to_string(text))?;
         Ok(Shader { module, info, entry: entry.to_owned() })
@@ -119,6 +124,8 @@ impl Shader {
                 spv::Capability::UniformAndStorageBuffer16BitAccess,
                 spv::Capability::StorageInputOutput16,
                 spv::Capability::GroupNonUniform,
+                spv::Capability::GroupNonUniformVote,
+                spv::Capability::GroupNonUniformShuffle,
                 spv::Capability::CooperativeMatrixKHR,
                 spv::Capability::VulkanMemoryModel,
                 spv::Capability::VulkanMemoryModelDeviceScope,

@@ -9,7 +9,14 @@ use std::collections::BTreeSet;
 const HOMES: [(&str, &str); 3] = [("shaders/", ".wgsl"), ("src/reference/", ".rs"), ("src/ops/", ".rs")];
 
 /// Stems that are not in all three places: (stem, where they are, why).
-const EXCEPTIONS: [(&str, &[&str], &str); 5] = [
+const EXCEPTIONS: [(&str, &[&str], &str); 8] = [
+    (
+        "attention_coop",
+        &["shaders/", "src/ops/"],
+        "computes what attention computes; its oracle is attention's",
+    ),
+    ("attention_coop_backward", &["shaders/"], "the gradients of attention_coop"),
+    ("attention_halves", &["shaders/"], "the operands of attention_coop"),
     ("panels", &["shaders/", "src/ops/"], "moves bytes; the products of what it moved have gemm's oracle"),
     ("gemm_coop", &["shaders/", "src/ops/"], "computes what gemm computes; its oracle is gemm's"),
     ("compare", &["src/reference/"], "measures how far a result is from the oracle's: no op"),
@@ -180,6 +187,10 @@ fn planted_stems_are_found() {
         "src/ops/fp8_linear.rs",
         "src/ops/gemm_coop.rs",
         "shaders/gemm_coop.wgsl",
+        "src/ops/attention_coop.rs",
+        "shaders/attention_coop.wgsl",
+        "shaders/attention_coop_backward.wgsl",
+        "shaders/attention_halves.wgsl",
         "shaders/gemm_sum.wgsl",
         "src/ops/panels.rs",
         "shaders/panels.wgsl",

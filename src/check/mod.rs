@@ -1,9 +1,12 @@
 //! The kernels' own test, as the program runs it on the adapter at hand: [`gemm()`] compares every matrix kernel that the
-//! adapter can run with the f64 product over a table of ragged cases, [`time()`] measures them.
+//! adapter can run with the f64 product over a table of ragged cases, [`attention()`] does so for attention and its gradients,
+//! [`time()`] measures products.
 
+mod attention;
 mod data;
 mod gemm;
 mod time;
 
+pub use attention::attention;
 pub use gemm::{Outcome, gemm};
 pub use time::{Timing, time};

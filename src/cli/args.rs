@@ -88,6 +88,18 @@ pub struct SelftestArgs {
     /// Measure large products instead (a real GPU with some gigabytes of memory).
     #[arg(long)]
     pub time: bool,
+    /// Run one table only.
+    #[arg(long, value_enum)]
+    pub only: Option<SelftestTable>,
+}
+
+/// The tables of `moe8 selftest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SelftestTable {
+    /// Matrix products.
+    Gemm,
+    /// Attention and its gradients.
+    Attention,
 }
 
 /// Flags of `moe8 export`.

@@ -1,14 +1,14 @@
-//! `moe8 selftest`: every matrix kernel that the adapter can run against the f64 product, or their speed.
+//! `moe8 selftest`: every matrix kernel that the adapter can run against f64, or their speed.
 
 use super::RunOptions;
-use super::args::SelftestArgs;
+use super::args::{SelftestArgs, SelftestTable};
 use crate::check;
 use crate::gpu::{GemmKernel, Gpu, Options};
 use crate::{Error, Result};
 use std::io::Write;
 
-/// Runs the table of ragged products with each kernel, unchecked and checked shaders, in poisoned memory; with `--time`
-/// measures large ones instead.
+/// Runs the tables of ragged products and of attention with each kernel, unchecked and checked shaders, in poisoned memory;
+/// with `--time` measures large products instead.
 ///
 /// # Errors
 /// A wrong result, or what the device reported.
@@ -28,7 +28,14 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     for kernel in kernels.into_iter().filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
         for safe_shaders in [false, true] {
             let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu.clone() })?;
-            for outcome in check::gemm(&gpu)? {
+            let mut outcomes = Vec::new();
+            if args.only != Some(SelftestTable::Attention) {
+                outcomes.extend(check::gemm(&gpu)?);
+            }
+            if args.only != Some(SelftestTable::Gemm) {
+                outcomes.extend(check::attention(&gpu)?);
+            }
+            for outcome in outcomes {
                 let verdict = outcome.error.as_ref().map_or("ok".to_string(), |e| format!("WRONG: {e}"));
                 let checks = if safe_shaders { "checked" } else { "unchecked" };
                 say(&format!("{} {checks}: {}: {verdict}", outcome.kernel, outcome.case));
@@ -39,11 +46,11 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     }
     if wrong > 0 {
         return Err(Error::gpu(
-            format!("{wrong} of {all} products are wrong on {}", gpu.name()),
+            format!("{wrong} of {all} results are wrong on {}", gpu.name()),
             "use --no-coop if only `coop` is wrong; report this with the lines above",
         ));
     }
-    say(&format!("{all} products agree with the reference"));
+    say(&format!("{all} results agree with the reference"));
     Ok(())
 }
 

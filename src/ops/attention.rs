@@ -8,7 +8,8 @@
 //! `3 + 2 |x|` units in the last place of `exp`): 1e-5 of the largest entry of each result in f32; in bf16 one rounding
 //! of each result, and 1e-2 of the largest entry of `d_q` and `d_k`, because `out` enters the backward pass rounded.
 
-use crate::gpu::{Binding, Gpu, Kernel, Variant};
+use super::attention_coop;
+use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -61,6 +62,9 @@ pub fn forward(
     docs: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
     check(shape, q.dtype(), &[q], &[k, v], docs)?;
+    if choice(gpu, q.dtype(), shape).0 == GemmKernel::Coop {
+        return attention_coop::forward(gpu, q, k, v, shape, docs);
+    }
     let out = Tensor::empty(gpu, "attention out", q.shape(), q.dtype())?;
     let lse = Tensor::flat(gpu, "attention lse", q.rows() * shape.heads, DType::F32)?;
     let call = Call::new(gpu, q, shape, docs);
@@ -88,6 +92,9 @@ pub fn backward(
     check(shape, q.dtype(), &[q, d_out, out], &[k, v], docs)?;
     let pairs = q.rows() * shape.heads;
     assert_eq!(lse.numel(), pairs, "attention: elements of lse, rows times heads");
+    if choice(gpu, q.dtype(), shape).0 == GemmKernel::Coop {
+        return attention_coop::backward(gpu, d_out, [q, k, v], out, lse, shape, docs);
+    }
     let call = Call::new(gpu, q, shape, docs);
     let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs, DType::F32)?;
     let bindings = [out.read(), d_out.read(), lse.read(), stats.write()];
@@ -103,6 +110,32 @@ pub fn backward(
     bindings.extend([d_k.write(), d_v.write()]);
     call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)?;
     Ok((d_q, d_k, d_v))
+}
+
+/// The kernel that operands of `dtype` get here, and why.
+pub fn choice(gpu: &Gpu, dtype: DType, shape: Shape) -> (GemmKernel, &'static str) {
+    let (options, caps) = (gpu.options(), gpu.caps());
+    match options.kernel {
+        Some(GemmKernel::Scalar) => (GemmKernel::Scalar, "--kernel scalar"),
+        _ if options.no_coop => (GemmKernel::Scalar, "--no-coop"),
+        _ if caps.coop.is_none() => (GemmKernel::Scalar, "the adapter has no matrix units that moe8 can use"),
+        _ if !attention_coop::can_run(&caps, dtype, shape.head_dim) => {
+            (GemmKernel::Scalar, "no kernel for such operands on its matrix units")
+        }
+        Some(GemmKernel::Coop) => (GemmKernel::Coop, "--kernel coop"),
+        None if shape.seq < 16 => (GemmKernel::Scalar, "fewer positions than a fragment has"),
+        None => (GemmKernel::Coop, "the adapter has matrix units"),
+    }
+}
+
+/// The kernel chosen for each class of operands, and why: `operands, heads: kernel (reason)`.
+pub fn explain(gpu: &Gpu) -> Vec<String> {
+    let line = |(dtype, head_dim): (DType, usize)| {
+        let shape = Shape { batch: 1, seq: 4096, heads: 1, kv_heads: 1, head_dim, block: None };
+        let (kernel, why) = choice(gpu, dtype, shape);
+        format!("attention {dtype}, heads of {head_dim}: {} ({why})", kernel.name())
+    };
+    [(DType::F32, 64), (DType::BF16, 64), (DType::BF16, 20)].map(line).to_vec()
 }
 
 /// What the kernels of one call have in common.

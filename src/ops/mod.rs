@@ -5,6 +5,7 @@
 
 pub mod adamw;
 pub mod attention;
+mod attention_coop;
 pub mod clip;
 pub mod cross_entropy;
 pub mod dispatch;
@@ -28,6 +29,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
     [
         adamw::kernels(),
         attention::kernels(),
+        attention_coop::kernels(),
         clip::kernels(),
         cross_entropy::kernels(),
         dispatch::kernels(),

@@ -280,8 +280,10 @@ impl<'a> Rank<'a> {
             logger::set_progress_bar(None);
         }
         if self.options.explain {
-            for line in crate::ops::gemm::explain(&self.gpu) {
-                self.lines().say(&line);
+            let (products, attention) =
+                (crate::ops::gemm::explain(&self.gpu), crate::ops::attention::explain(&self.gpu));
+            for line in products.iter().chain(&attention) {
+                self.lines().say(line);
             }
             for kernel in self.gpu.kernels() {
                 self.lines().say(&format!("kernel: {kernel}"));

@@ -1,0 +1,195 @@
+// What attention_coop.wgsl reads: q, k, v and d_out as f16, each scaled by one power of two, as fragments; and the rows'
+// statistics for backward.
+//   tops        largest finite magnitude of each tensor, PARTS workgroups each
+//   scales      one workgroup: r = 1/s of each tensor, from the bits of its largest magnitude
+//   halves      a thread takes 4 positions of a quad
+//   statistics  a thread a position and head
+// Scaling: the largest magnitude becomes 2^15 to 1.75 * 2^15. So bf16 values, whose 8 bits fit into 11, stay exact down to 2^-29 of
+// their tensor's largest and are off by 2^-40 of it below: a product of two such is off by less than the roundings of its f32 sum.
+// A NaN or an infinity is no magnitude and stays what it is, so that it spoils what it takes part in, and no more than a fragment.
+// Fragments: 16 positions x 16 elements of a head, 64 quads that follow each other, row by row; then those of the next 16 elements,
+// positions, heads, sequences. Transposed: 16 elements x 16 positions in each, otherwise in the same order. Positions from
+// `seq` to `padded` are zero.
+// d_s = p (d_p - D) has magnitude at most 2 HD (largest d_out) (largest v), that is less than 2 HD 2^31.7 in scaled units: divided by
+// 2^FALL >= HD 2^17 it fits into f16. What is lost to f16's last bit, 2^-25 of 2^16, is HD 2^-40 of the product of the largest
+// d_out and v, while bf16 results may be off by 2^-9: a d_s would have to be 2^-30 of its bound, everywhere, to matter.
+
+struct Tops {
+  q: u32, // quads of each
+  k: u32,
+  v: u32,
+  d_out: u32,
+}
+
+struct Scales {
+  tensors: u32,
+}
+
+struct Halves {
+  batch: u32,
+  seq: u32,
+  heads: u32,
+  padded: u32,
+  which: u32,      // of q, k, v, d_out
+  plain: u32,      // 1: wanted as it is
+  transposed: u32, // 1: wanted transposed, after the plain ones if any
+}
+
+@group(0) @binding(0) var<uniform> quads: Tops;
+@group(0) @binding(0) var<uniform> count: Scales;
+@group(0) @binding(0) var<uniform> p: Halves;
+
+@group(0) @binding(1) var<storage, read> q: array<vec2<u32>>;
+@group(0) @binding(2) var<storage, read> k: array<vec2<u32>>;
+@group(0) @binding(3) var<storage, read> v: array<vec2<u32>>;
+@group(0) @binding(4) var<storage, read> d_out: array<vec2<u32>>;
+@group(0) @binding(5) var<storage, read_write> parts: array<u32>;
+
+@group(0) @binding(1) var<storage, read> given_parts: array<u32>;
+@group(0) @binding(2) var<storage, read_write> scales_out: array<f32>;
+
+@group(0) @binding(1) var<storage, read> x: array<vec2<u32>>;
+@group(0) @binding(2) var<storage, read> scales: array<f32>;
+@group(0) @binding(3) var<storage, read_write> codes: array<vec2<u32>>;
+
+@group(0) @binding(3) var<storage, read> out: array<vec2<u32>>;
+@group(0) @binding(4) var<storage, read> lse: array<f32>;
+@group(0) @binding(5) var<storage, read_write> stats: array<f32>;
+
+const PARTS = 256u;
+// Statistics of rows that are padding: less than any score by so much that its probability is 0.
+const HUGE = 1e30;
+const LOG2E = 1.4426950408889634;
+
+var<workgroup> top: array<u32, 256>;
+
+// The largest finite magnitude in both words, as the upper half of an f32.
+fn magnitude(a: vec2<u32>) -> u32 {
+  let m = vec4<u32>(a, a >> vec2<u32>(16u)) & vec4<u32>(0x7fffu);
+  let finite = select(vec4<u32>(0u), m, m < vec4<u32>(0x7f80u));
+  return max(max(finite.x, finite.y), max(finite.z, finite.w));
+}
+
+// The largest value of all threads, for all of them.
+fn reduce(mine: u32, li: u32) -> u32 {
+  workgroupBarrier();
+  top[li] = mine;
+  workgroupBarrier();
+  for (var width = 128u; width > 0u; width /= 2u) {
+    if li < width {
+      top[li] = max(top[li], top[li + width]);
+    }
+    workgroupBarrier();
+  }
+  return top[0];
+}
+
+@compute @workgroup_size(256)
+fn tops(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+  let n = grid_index(wg, nwg);
+  let first = n % PARTS * 256u + li;
+  var most = 0u;
+  if n / PARTS == 0u {
+    for (var i = first; i < quads.q; i += PARTS * 256u) {
+      most = max(most, magnitude(q[i]));
+    }
+  } else if n / PARTS == 1u {
+    for (var i = first; i < quads.k; i += PARTS * 256u) {
+      most = max(most, magnitude(k[i]));
+    }
+  } else if n / PARTS == 2u {
+    for (var i = first; i < quads.v; i += PARTS * 256u) {
+      most = max(most, magnitude(v[i]));
+    }
+  } else {
+    for (var i = first; i < quads.d_out; i += PARTS * 256u) {
+      most = max(most, magnitude(d_out[i]));
+    }
+  }
+  let all = reduce(most, li);
+  if li == 0u {
+    parts[n] = all;
+  }
+}
+
+// r = 2^(e - 15) for a largest magnitude of m * 2^e, one more if m > 1.75; of zeros and the like 2^-110.
+@compute @workgroup_size(256)
+fn scales_of(@builtin(local_invocation_index) li: u32) {
+  for (var which = 0u; which < count.tensors; which++) {
+    let all = reduce(given_parts[which * PARTS + li], li);
+    if li == 0u {
+      let past = select(0u, 1u, (all & 0x7fu) > 0x60u);
+      scales_out[which] = bitcast<f32>((max((all >> 7u) + past, 32u) - 15u) << 23u);
+    }
+  }
+}
+
+// Bits of four halves.
+fn pack(a: vec4<f32>) -> vec2<u32> {
+  return vec2<u32>(pack2x16float(a.xy), pack2x16float(a.zw));
+}
+
+@compute @workgroup_size(256)
+fn halves(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+  let n = grid_index(wg, nwg) * 256u + li;
+  let width = p.heads * HQ;
+  let rows = p.batch * p.padded / 4u;
+  if n >= rows * width {
+    return;
+  }
+  let c = n % width;
+  let i = n / width * 4u % p.padded;
+  let batch = n / width * 4u / p.padded;
+  let s = bitcast<f32>(0x7f000000u - bitcast<u32>(scales[p.which]));
+  var a: mat4x4<f32>;
+  for (var t = 0u; t < 4u; t++) {
+    a[t] = vec4<f32>();
+    if i + t < p.seq {
+      a[t] = bf16_get(x[(batch * p.seq + i + t) * width + c]) * s;
+    }
+  }
+  let fragment = (((batch * p.heads + c / HQ) * p.padded + i) / 16u * (HQ / 4u) + c % HQ / 4u) * 64u;
+  if p.plain == 1u {
+    for (var t = 0u; t < 4u; t++) {
+      codes[fragment + (i % 16u + t) * 4u + c % 4u] = pack(a[t]);
+    }
+  }
+  if p.transposed == 1u {
+    let b = transpose(a);
+    let all = p.plain * rows * width * 4u;
+    for (var t = 0u; t < 4u; t++) {
+      codes[all + fragment + (c % 4u * 4u + t) * 4u + i % 16u / 4u] = pack(b[t]);
+    }
+  }
+}
+
+// lse as a logarithm to base 2, less 15 (so that probabilities come out times 2^15), then D = sum(d_out * out) in the units of
+// attention_coop's d_p, then r of q, k, v, d_out.
+@compute @workgroup_size(256)
+fn statistics(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+  let n = grid_index(wg, nwg) * 256u + li;
+  let pairs = p.batch * p.padded * p.heads;
+  if n < 4u {
+    stats[2u * pairs + n] = scales[n];
+  }
+  if n >= pairs {
+    return;
+  }
+  let head = n % p.heads;
+  let i = n / p.heads % p.padded;
+  let batch = n / p.heads / p.padded;
+  let to = (batch * p.heads + head) * p.padded + i;
+  if i >= p.seq {
+    stats[to] = HUGE;
+    stats[pairs + to] = 0.0;
+    return;
+  }
+  let pair = (batch * p.seq + i) * p.heads + head;
+  var sum = 0.0;
+  for (var c = 0u; c < HQ; c++) {
+    sum += dot(bf16_get(x[pair * HQ + c]), bf16_get(out[pair * HQ + c]));
+  }
+  stats[to] = lse[pair] * LOG2E - 15.0;
+  // By one power of two after the other: of zeros both are large.
+  stats[pairs + to] = sum / scales[3] / (scales[2] * f32(1u << FALL) * 32768.0);
+}
