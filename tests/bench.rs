@@ -48,7 +48,13 @@ fn json_has_every_field() {
         ("copy --shape 100000", &["copy"][..], "gbps"),
         (
             "quantize --shape 67x33 --groups ragged",
-            &["quantize_rowwise", "quantize_colwise", "quantize_weight_colwise"],
+            &[
+                "quantize_rowwise",
+                "quantize_colwise",
+                "quantize_both",
+                "quantize_weight_colwise",
+                "quantize_weight_both",
+            ],
             "gbps",
         ),
         ("gemm --shape 17x19x23 --precision f32", &["gemm_fprop"], "tflops"),

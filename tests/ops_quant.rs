@@ -200,14 +200,7 @@ fn ragged(g: &Gpu) {
             let t = upload(g, &[rows, cols], dtype, &x);
             let offs = Tensor::from_u32(g, "offs", ends).unwrap();
             let what = format!("{dtype} {ends:?}");
-            check(
-                &what,
-                g,
-                &quantize::rowwise(g, &t).unwrap(),
-                &reference::rowwise(&x, rows, cols, Fp8::E4m3),
-            );
-            let want = reference::colwise(&x, rows, cols, ends, Fp8::E4m3);
-            check(&what, g, &quantize::colwise(g, &t, Some(&offs)).unwrap(), &want);
+            check_axes(&what, g, &t, &x, Some((&offs, ends)));
             let want = reference::colwise(&x, rows, cols, &[rows as u32], Fp8::E4m3);
             check(&what, g, &quantize::colwise(g, &t, None).unwrap(), &want);
             let want = reference::tensorwise(&x, Fp8::E4m3, false);
@@ -227,7 +220,24 @@ fn ragged(g: &Gpu) {
         );
         let want = reference::weight_along_n(&w, e, n, k, Fp8::E4m3);
         check("weight", g, &quantize::weight_colwise(g, &t).unwrap(), &want);
+        let (by_row, by_column) = quantize::weight_both(g, &t).unwrap();
+        check("weight, both", g, &by_row, &reference::weight_along_k(&w, e, n, k, Fp8::E4m3));
+        check("weight, both", g, &by_column, &want);
     }
+}
+
+/// Rows, columns of groups, and both at once.
+fn check_axes(what: &str, g: &Gpu, t: &Tensor, x: &[f32], groups: Option<(&Tensor, &[u32])>) {
+    let (rows, cols) = (t.rows(), t.cols());
+    let all = [rows as u32];
+    let (offs, ends) = groups.map_or((None, &all[..]), |(offs, ends)| (Some(offs), ends));
+    let by_row = reference::rowwise(x, rows, cols, Fp8::E4m3);
+    let by_column = reference::colwise(x, rows, cols, ends, Fp8::E4m3);
+    check(what, g, &quantize::rowwise(g, t).unwrap(), &by_row);
+    check(what, g, &quantize::colwise(g, t, offs).unwrap(), &by_column);
+    let both = quantize::both(g, t, offs).unwrap();
+    check(&format!("{what}, both"), g, &both.0, &by_row);
+    check(&format!("{what}, both"), g, &both.1, &by_column);
 }
 
 #[test]
@@ -243,7 +253,47 @@ fn no_kernel_reads_what_it_did_not_write() {
 /// The code for real GPUs: whole workgroups on a row, and other chunks.
 #[test]
 fn hardware_code_matches_the_reference() {
-    ragged(&open(Options { treat_as_hardware: true, ..Options::default() }));
+    let hardware = || Options { treat_as_hardware: true, ..Options::default() };
+    ragged(&open(hardware()));
+    wide(&open(Options { poison: true, ..hardware() }));
+}
+
+/// Rows of whole units of eight columns: one lane to 128 lanes a row, past the registers, several blocks of columns, several
+/// chunks a group. Few shapes, since each has kernels of its own to compile.
+fn wide(g: &Gpu) {
+    let table: [(usize, usize, &[u32]); 4] =
+        [(37, 24, &[0, 11, 11, 37]), (200, 136, &[3, 150]), (9, 1029, &[0, 0, 0]), (5, 5128, &[2, 5])];
+    for (i, (rows, cols, ends)) in table.into_iter().enumerate() {
+        let x = values(rows, cols, i % 2 == 0);
+        let t = upload(g, &[rows, cols], DType::BF16, &x);
+        let offs = Tensor::from_u32(g, "offs", ends).unwrap();
+        check_axes(&format!("{rows}x{cols} {ends:?}"), g, &t, &x, Some((&offs, ends)));
+    }
+    let (e, n, k) = (3, 70, 264);
+    let w = values(e * n, k, true);
+    let t = upload(g, &[e, n, k], DType::BF16, &w);
+    let (by_row, by_column) = quantize::weight_both(g, &t).unwrap();
+    check("wide weight", g, &by_row, &reference::weight_along_k(&w, e, n, k, Fp8::E4m3));
+    check("wide weight", g, &by_column, &reference::weight_along_n(&w, e, n, k, Fp8::E4m3));
+}
+
+/// Every bf16 up to the largest magnitude of its row, which sets the scale, by all ways to a code.
+#[test]
+fn hardware_encodes_every_bf16_at_several_scales() {
+    let g = open(Options { treat_as_hardware: true, ..Options::default() });
+    for top in [f32::MAX, 3e20, 448.0, 3.0, 1.75, 0.7, 6e-5, 1e-12, 2e-38, 1e-40] {
+        let mut x = every_bf16();
+        x.retain(|v| v.abs() <= top);
+        let (rows, cols) = (x.len().div_ceil(120), 120);
+        x.resize(rows * cols, 0.0);
+        for row in x.chunks_mut(cols) {
+            row[7] = bf16::round(top);
+        }
+        check_axes(&format!("{top:e}"), &g, &upload(&g, &[rows, cols], DType::BF16, &x), &x, None);
+        // Columns, each with the largest magnitude.
+        x[..cols].fill(bf16::round(top));
+        check_axes(&format!("{top:e}"), &g, &upload(&g, &[rows, cols], DType::BF16, &x), &x, None);
+    }
 }
 
 #[test]

@@ -54,7 +54,7 @@ enum Axis {
     Column,
 }
 
-/// The three quantizers on bf16 input: rows of (M, K), columns of each group of (M, K), columns of a weight (E, N, K).
+/// The quantizers on bf16 input: of (M, K) rows, columns of each group, and both; of a weight (E, N, K) columns, and both.
 ///
 /// # Errors
 /// Limits or memory of the device.
@@ -65,44 +65,64 @@ pub fn quantizers(gpu: &Gpu, (m, k): (usize, usize), weight: [usize; 3], split: 
     let [e, n, wk] = weight;
     let w = Random::new("weight", 0.02, DType::BF16);
     let experts = w.tensor(gpu, "w", &weight)?;
-    let by_row = {
-        let x = rows.clone();
-        move |gpu: &Gpu| quantize::rowwise(gpu, &x)
-    };
-    let by_column = move |gpu: &Gpu| quantize::colwise(gpu, &rows, Some(&ends));
-    let by_expert = move |gpu: &Gpu| quantize::weight_colwise(gpu, &experts);
+    let dense = Split::dense(m);
+    let row = Form { axes: &[Axis::Row], size: (m, k), values: x, split: &dense };
+    let column = Form { axes: &[Axis::Column], split, ..row };
+    let both = Form { axes: &[Axis::Row, Axis::Column], ..column };
     let equal = Split::uniform(e * n, e);
+    let expert = Form { axes: &[Axis::Column], size: (e * n, wk), values: w, split: &equal };
+    let experts_both = Form { axes: both.axes, ..expert };
+    let pair = |(a, b)| vec![a, b];
+    let (x, w) = (rows, experts);
+    let weights = |case: Case| Case { shape: format!("{e}x{n}x{wk}"), groups: "-".into(), ..case };
+    let [x1, x2, x3] = [x.clone(), x.clone(), x];
+    let [w1, w2] = [w.clone(), w];
+    let [ends1, ends2] = [ends.clone(), ends];
     Ok(vec![
-        quantizer("quantize_rowwise", (m, k), Axis::Row, x, &Split::dense(m), by_row),
-        quantizer("quantize_colwise", (m, k), Axis::Column, x, split, by_column),
-        Case {
-            shape: format!("{e}x{n}x{wk}"),
-            groups: "-".into(),
-            ..quantizer("quantize_weight_colwise", (e * n, wk), Axis::Column, w, &equal, by_expert)
-        },
+        quantizer("quantize_rowwise", row, move |gpu| Ok(vec![quantize::rowwise(gpu, &x1)?])),
+        quantizer("quantize_colwise", column, move |gpu| {
+            Ok(vec![quantize::colwise(gpu, &x2, Some(&ends1))?])
+        }),
+        quantizer("quantize_both", both, move |gpu| quantize::both(gpu, &x3, Some(&ends2)).map(pair)),
+        weights(quantizer("quantize_weight_colwise", expert, move |gpu| {
+            Ok(vec![quantize::weight_colwise(gpu, &w1)?])
+        })),
+        weights(quantizer("quantize_weight_both", experts_both, move |gpu| {
+            quantize::weight_both(gpu, &w2).map(pair)
+        })),
     ])
 }
 
-fn quantizer(
-    op: &str,
-    (rows, cols): (usize, usize),
-    axis: Axis,
+/// What a quantizer's case quantizes, and along which axes.
+#[derive(Clone, Copy)]
+struct Form<'a> {
+    axes: &'static [Axis],
+    size: (usize, usize),
     values: Random,
-    split: &Split,
-    run: impl Fn(&Gpu) -> Result<Quantized> + 'static,
-) -> Case {
-    let scales = if axis == Axis::Row { rows } else { split.sizes.len() * cols };
+    split: &'a Split,
+}
+
+fn quantizer(op: &str, form: Form, run: impl Fn(&Gpu) -> Result<Vec<Quantized>> + 'static) -> Case {
+    let Form { axes, size: (rows, cols), values, split } = form;
+    let scales = |axis: &Axis| if *axis == Axis::Row { rows } else { split.sizes.len() * cols };
+    let written: usize = axes.iter().map(|axis| rows * cols + 4 * scales(axis)).sum();
     let (name, groups) = (op.to_string(), split.clone());
     let check = move |gpu: &Gpu, results: &[Tensor]| {
-        check_codes(gpu, &name, (rows, cols), axis, values, &groups, results)
+        let mut all = Check::default();
+        for (axis, results) in axes.iter().zip(results.chunks(2)) {
+            all = all.and(check_codes(gpu, &name, (rows, cols), *axis, values, &groups, results)?);
+        }
+        Ok(all)
     };
     Case {
         op: op.into(),
         shape: format!("{rows}x{cols}"),
         groups: split.name.clone(),
         dtype: "bf16".into(),
-        work: Work::Bytes((rows * cols * 3 + scales * 4) as f64),
-        run: Box::new(move |gpu| run(gpu).map(|q| vec![q.codes, q.descale])),
+        work: Work::Bytes((2 * rows * cols + written) as f64),
+        run: Box::new(move |gpu| {
+            run(gpu).map(|all| all.into_iter().flat_map(|q| [q.codes, q.descale]).collect())
+        }),
         check: Box::new(check),
     }
 }

@@ -157,20 +157,29 @@ pub fn backward_with(
         input.x.shape(),
         w.shape()
     );
-    if recipe == Recipe::Tensorwise {
-        return tensorwise_backward(gpu, d_out, input, w, need_d_x);
-    }
-    let d_x = if need_d_x { Some(d_input(gpu, d_out, input, w, recipe)?) } else { None };
-    Ok((d_x, d_weight(gpu, d_out, input, w, recipe)?))
+    let quantized = |d_out: &Quantized| d_input(gpu, d_out, input, w, recipe);
+    let d_x = match recipe {
+        Recipe::Tensorwise => return tensorwise_backward(gpu, d_out, input, w, need_d_x),
+        Recipe::Rowwise if need_d_x => {
+            let (along_n, along_rows) = quantize::both(gpu, d_out, input.offs.as_ref())?;
+            let d_x = quantized(&along_n)?;
+            drop(along_n);
+            return Ok((Some(d_x), d_weight(gpu, &along_rows, input, w)?));
+        }
+        Recipe::Rowwise => {
+            let d_out = quantize::colwise(gpu, d_out, input.offs.as_ref())?;
+            return Ok((None, d_weight(gpu, &d_out, input, w)?));
+        }
+        _ if !need_d_x => None,
+        Recipe::HighPrecision => Some(gemm::nn(gpu, d_out, w, input.x.dtype(), input.plain())?),
+        Recipe::RowwiseGwHp => Some(quantized(&quantize::rowwise(gpu, d_out)?)?),
+    };
+    let d_w = gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain())?;
+    Ok((d_x, d_w.reshape(w.shape())))
 }
 
 /// `d_x(M, K) = d_out(M, N) w[g]`, both quantized along N.
-fn d_input(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
-    let dtype = input.x.dtype();
-    if recipe == Recipe::HighPrecision {
-        return gemm::nn(gpu, d_out, w, dtype, input.plain());
-    }
-    let d_out = quantize::rowwise(gpu, d_out)?;
+fn d_input(gpu: &Gpu, d_out: &Quantized, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
     let quantized = match recipe {
         Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?,
         _ => quantize::weight_colwise(gpu, w)?,
@@ -180,21 +189,15 @@ fn d_input(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recip
         _ => Scale::per_group(&quantized.descale, w.cols()),
     };
     let scales = input.scaled(Scale::per_row(&d_out.descale), col);
-    gemm::nn(gpu, &d_out.codes, &quantized.codes, dtype, scales)
+    gemm::nn(gpu, &d_out.codes, &quantized.codes, input.x.dtype(), scales)
 }
 
 /// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
-fn d_weight(gpu: &Gpu, d_out: &Tensor, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
-    let d_w = match recipe {
-        Recipe::Rowwise => {
-            let (n, k) = (d_out.cols(), input.x.cols());
-            let d_out = quantize::colwise(gpu, d_out, input.offs.as_ref())?;
-            let x = input.along_rows(gpu)?;
-            let scales = input.scaled(Scale::per_group(&d_out.descale, n), Scale::per_group(&x.descale, k));
-            gemm::tn(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?
-        }
-        _ => gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain())?,
-    };
+fn d_weight(gpu: &Gpu, d_out: &Quantized, input: &Operand, w: &Tensor) -> Result<Tensor> {
+    let (n, k) = (d_out.codes.cols(), input.x.cols());
+    let x = input.along_rows(gpu)?;
+    let scales = input.scaled(Scale::per_group(&d_out.descale, n), Scale::per_group(&x.descale, k));
+    let d_w = gemm::tn(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
     Ok(d_w.reshape(w.shape()))
 }
 

@@ -17,6 +17,7 @@ pub mod gemm;
 mod gemm_coop;
 pub(crate) mod panels;
 pub mod quantize;
+mod quantize_wide;
 pub mod rmsnorm;
 pub mod rope;
 pub mod router;
@@ -40,6 +41,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         gemm_coop::kernels(),
         panels::kernels(),
         quantize::kernels(),
+        quantize_wide::kernels(),
         rmsnorm::kernels(),
         rope::kernels(),
         router::kernels(),

@@ -9,6 +9,7 @@
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
+use crate::ops::quantize_wide::{self as wide, Groups};
 use crate::tensor::Tensor;
 
 crate::params! {
@@ -21,8 +22,11 @@ crate::params! {
     struct Rounding { pow2: u32 }
 }
 
-const TEXT: &str =
-    concat!(include_str!("../../shaders/lib/groups.wgsl"), include_str!("../../shaders/quantize.wgsl"));
+const TEXT: &str = concat!(
+    include_str!("../../shaders/lib/groups.wgsl"),
+    include_str!("../../shaders/lib/scales.wgsl"),
+    include_str!("../../shaders/quantize.wgsl")
+);
 const ROWS: Kernel = Kernel { name: "quantize.rows", text: TEXT, entry: "rows" };
 const INIT: Kernel = Kernel { name: "quantize.init", text: TEXT, entry: "init" };
 const COL_TOP: Kernel = Kernel { name: "quantize.col_top", text: TEXT, entry: "col_top" };
@@ -45,6 +49,25 @@ pub struct Quantized {
     pub descale: Tensor,
 }
 
+impl Quantized {
+    /// Memory for the codes of `x` and a de-scale per row.
+    pub(super) fn of_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
+        Quantized::with(gpu, x, dtype, x.rows())
+    }
+
+    /// Memory for the codes of `x` and a de-scale per group and column.
+    pub(super) fn of_columns(gpu: &Gpu, x: &Tensor, groups: usize, dtype: DType) -> Result<Quantized> {
+        Quantized::with(gpu, x, dtype, groups * x.cols())
+    }
+
+    fn with(gpu: &Gpu, x: &Tensor, dtype: DType, scales: usize) -> Result<Quantized> {
+        Ok(Quantized {
+            codes: Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?,
+            descale: Tensor::flat(gpu, "fp8 de-scales", scales, DType::F32)?,
+        })
+    }
+}
+
 /// One power-of-two scale per row, e4m3: de-scales (rows). Of a weight (E, N, K): along K, de-scales (E*N).
 ///
 /// # Errors
@@ -58,15 +81,17 @@ pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
 /// all their bits down to `2^-29` of the row's largest, and are off by at most `2^-39` of it below.
 #[track_caller]
 pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
-    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?;
-    let descale = Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)?;
+    if wide::can_run(gpu, x) && wide::fits_registers(gpu, x) {
+        return wide::rows(gpu, x, dtype);
+    }
+    let out = Quantized::of_rows(gpu, x, dtype)?;
     let shape = Shape::rows(x.quads(), gpu.caps().software);
     let variant = variant([x.dtype(), dtype], shape, false);
     let params = Quantize::of(x, 0);
-    let bindings = [descale.write(), x.read(), codes.write()];
+    let bindings = [out.descale.write(), x.read(), out.codes.write()];
     let tiles = x.rows().div_ceil(shape.lanes / shape.team);
     gpu.dispatch(&ROWS, &variant, &params, &bindings, tiles as u32)?;
-    Ok(Quantized { codes, descale })
+    Ok(out)
 }
 
 /// One power-of-two scale per group of rows and column, e4m3: de-scales (G*cols) at `g * cols + column`.
@@ -84,7 +109,7 @@ pub fn colwise(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<Quantized
 /// [`colwise`] to `dtype`, as [`along_rows`].
 #[track_caller]
 pub(crate) fn along_columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, dtype: DType) -> Result<Quantized> {
-    columns(gpu, x, offs, offs.map_or(1, Tensor::numel), dtype)
+    columns(gpu, x, Groups::of_rows(offs), dtype)
 }
 
 /// A weight (E, N, K), or (N, K), for a GEMM that contracts N: one power-of-two scale per expert and k, e4m3;
@@ -100,30 +125,50 @@ pub fn weight_colwise(gpu: &Gpu, w: &Tensor) -> Result<Quantized> {
 /// [`weight_colwise`] to `dtype`, as [`along_rows`].
 #[track_caller]
 pub(crate) fn along_weight_columns(gpu: &Gpu, w: &Tensor, dtype: DType) -> Result<Quantized> {
-    let shape = w.shape();
-    assert!(shape.len() == 2 || shape.len() == 3, "weight {shape:?} is (N, K) or (E, N, K)");
-    columns(gpu, w, None, if shape.len() == 3 { shape[0] } else { 1 }, dtype)
+    columns(gpu, w, Groups::of_weight(w), dtype)
 }
 
-/// `groups` groups along the rows: by `offs`, or of equal height.
 #[track_caller]
-fn columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, groups: usize, dtype: DType) -> Result<Quantized> {
-    let codes = Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?;
-    let descale = Tensor::flat(gpu, "fp8 de-scales", groups * x.cols(), DType::F32)?;
+fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<Quantized> {
+    if wide::can_run(gpu, x) {
+        return wide::columns(gpu, x, groups, dtype);
+    }
+    let out = Quantized::of_columns(gpu, x, groups.count, dtype)?;
     let shape = Shape::columns(gpu.caps().software);
-    let variant = variant([x.dtype(), dtype], shape, offs.is_some());
-    init(gpu, &variant, &descale, floor(dtype), shape)?;
-    let params = Quantize::of(x, groups);
-    // With offsets, every group and the tail may end in a chunk that is not full.
-    let chunks = match offs {
-        Some(_) => x.rows().div_ceil(shape.chunk) + groups,
-        None => groups * (params.group_rows as usize).div_ceil(shape.chunk),
-    };
-    let tiles = (chunks * x.quads().div_ceil(shape.lanes)) as u32;
-    let [scales, x, offs] = [descale.write(), x.read(), offs.unwrap_or(x).read()];
+    let variant = variant([x.dtype(), dtype], shape, groups.offs.is_some());
+    init(gpu, &variant, &out.descale, floor(dtype), shape)?;
+    let params = Quantize::of(x, groups.count);
+    let tiles = (groups.chunks(x, shape.chunk) * x.quads().div_ceil(shape.lanes)) as u32;
+    let [scales, x, offs] = [out.descale.write(), x.read(), groups.offs.unwrap_or(x).read()];
     gpu.dispatch(&COL_TOP, &variant, &params, &[scales.clone(), x.clone(), offs.clone()], tiles)?;
-    gpu.dispatch(&COL_CAST, &variant, &params, &[scales, x, offs, codes.write()], tiles)?;
-    Ok(Quantized { codes, descale })
+    gpu.dispatch(&COL_CAST, &variant, &params, &[scales, x, offs, out.codes.write()], tiles)?;
+    Ok(out)
+}
+
+/// [`rowwise`] and [`colwise`] of one tensor, in fewer passes over it.
+///
+/// # Errors
+/// As [`rowwise`].
+#[track_caller]
+pub fn both(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<(Quantized, Quantized)> {
+    along_both(gpu, x, Groups::of_rows(offs), DType::E4M3)
+}
+
+/// [`rowwise`] and [`weight_colwise`] of one weight, in fewer passes over it.
+///
+/// # Errors
+/// As [`rowwise`].
+#[track_caller]
+pub fn weight_both(gpu: &Gpu, w: &Tensor) -> Result<(Quantized, Quantized)> {
+    along_both(gpu, w, Groups::of_weight(w), DType::E4M3)
+}
+
+#[track_caller]
+fn along_both(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<(Quantized, Quantized)> {
+    if wide::can_run(gpu, x) && wide::fits_registers(gpu, x) {
+        return wide::both(gpu, x, groups, dtype);
+    }
+    Ok((along_rows(gpu, x, dtype)?, columns(gpu, x, groups, dtype)?))
 }
 
 /// One scale for the whole tensor, not rounded to a power of two, to `dtype` (e4m3 or e5m2): de-scale (1).
@@ -213,24 +258,29 @@ impl Shape {
 
 fn variant([x, codes]: [DType; 2], shape: Shape, grouped: bool) -> Variant {
     assert!(matches!(x, DType::F32 | DType::BF16), "quantization of a {x} tensor");
+    formats(Variant::new(), codes)
+        .constant("LANES", shape.lanes as u32)
+        .constant("TEAM", shape.team as u32)
+        .constant("CHUNK", shape.chunk as u32)
+        .constant("GROUPED", u32::from(grouped))
+        .quad("X", x)
+        .quad("Q", codes)
+}
+
+/// Adds what the shaders know of the dtype of the codes.
+pub(super) fn formats(variant: Variant, codes: DType) -> Variant {
     // The largest value of the format is 1.75 * 2^top.
     let (top, largest) = match codes {
         DType::E4M3 => (8, 448f64),
         DType::E5M2 | DType::F16 => (15, 57344f64),
         other => panic!("quantization to {other}"),
     };
-    Variant::new()
-        .constant("LANES", shape.lanes as u32)
-        .constant("TEAM", shape.team as u32)
-        .constant("CHUNK", shape.chunk as u32)
-        .constant("GROUPED", u32::from(grouped))
+    variant
         .constant("TOP", top)
         .constant("LOWEST", if codes == DType::F16 { 32 } else { 87 })
         .constant("FP8", u32::from(codes != DType::F16))
         .constant("HALF", u32::from(codes == DType::F16))
         .constant("CEILING", ((largest / 1e-12) as f32).to_bits())
-        .quad("X", x)
-        .quad("Q", codes)
 }
 
 /// Every variant, for validation without a GPU.
