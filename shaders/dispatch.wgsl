@@ -5,8 +5,9 @@
 //   place     order and its inverse
 //   gather    rows from tokens, times the slot's weight
 //   combine   base + sum over k of weight * row, in k order: the transpose of gather, without atomics
-//   products  dot product of each slot's token and row: the weights' gradient
-// count and place are one thread per chunk and expert, which looks at all ids of its chunk.
+//   products  dot product of each slot's token and row: the weights' gradient; combine has it too with DOTS
+// count and place are one thread per chunk and expert, which looks at all ids of its chunk. In gather and combine LANES
+// threads share a row and take HELD quads at a time, so that several loads are on their way; DOTS wants the whole row at once.
 
 struct Dispatch {
   slots: u32,
@@ -23,7 +24,7 @@ fn padded(v: vec4<f32>, q: u32) -> vec4<f32> {
   return select(vec4<f32>(0.0), v, vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.cols));
 }
 
-//!repeat i COUNT
+//!repeat e COUNT
 @group(0) @binding(1) var<storage, read> ids: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> histogram: array<u32>;
 
@@ -45,23 +46,43 @@ fn count(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<
   histogram[at] = hits.x + hits.y + hits.z + hits.w;
 }
 //!end
-//!repeat i SCAN
+//!repeat e SCAN
 @group(0) @binding(1) var<storage, read_write> histogram: array<u32>;
 @group(0) @binding(2) var<storage, read_write> counts: array<u32>;
 @group(0) @binding(3) var<storage, read_write> offs: array<u32>;
 
 // One workgroup.
+var<workgroup> run_sums: array<u32, WG>;
+
+// One workgroup, LANES threads an expert: each sums a run of chunks, then knows the runs before its own.
 @compute @workgroup_size(WG)
 fn scan(@builtin(local_invocation_index) li: u32) {
-  let end = div_up(p.slots, p.chunk) * p.experts;
-  for (var e = li; e < p.experts; e += WG) {
+  let chunks = div_up(p.slots, p.chunk);
+  let run = div_up(chunks, LANES);
+  let lane = li % LANES;
+  for (var block = 0u; block < p.experts; block += WG / LANES) {
+    let e = block + li / LANES;
+    let first = min(lane * run, chunks);
+    let end = select(first, min(first + run, chunks), e < p.experts);
+    var own = 0u;
+    for (var c = first; c < end; c++) {
+      own += histogram[c * p.experts + e];
+    }
+    workgroupBarrier();
+    run_sums[li] = own;
+    workgroupBarrier();
     var sum = 0u;
-    for (var c = e; c < end; c += p.experts) {
-      let here = histogram[c];
-      histogram[c] = sum;
+    for (var before = li - lane; before < li; before++) {
+      sum += run_sums[before];
+    }
+    for (var c = first; c < end; c++) {
+      let here = histogram[c * p.experts + e];
+      histogram[c * p.experts + e] = sum;
       sum += here;
     }
-    counts[e] = sum;
+    if lane == LANES - 1u && e < p.experts {
+      counts[e] = sum;
+    }
   }
   storageBarrier();
   for (var e = li; e < p.experts; e += WG) {
@@ -73,7 +94,7 @@ fn scan(@builtin(local_invocation_index) li: u32) {
   }
 }
 //!end
-//!repeat i PLACE
+//!repeat e PLACE
 @group(0) @binding(1) var<storage, read> ids: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> histogram: array<u32>;
 @group(0) @binding(3) var<storage, read> offs: array<u32>;
@@ -105,7 +126,7 @@ fn place(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<
   }
 }
 //!end
-//!repeat i GATHER
+//!repeat e GATHER
 @group(0) @binding(1) var<storage, read> x: array<X>;
 @group(0) @binding(2) var<storage, read> order: array<u32>;
 @group(0) @binding(3) var<storage, read_write> out: array<X>;
@@ -113,23 +134,33 @@ fn place(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<
 @group(0) @binding(4) var<storage, read> weights: array<f32>;
 //!end
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(ROWS * LANES)
 fn gather(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let at = grid_index(wg, n) * 256u + li;
-  let quads = div_up(p.cols, 4u);
-  if at >= p.slots * quads {
+  let row = grid_index(wg, n) * ROWS + li / LANES;
+  if row >= p.slots {
     return;
   }
-  let slot = order[at / quads];
-  let q = at % quads;
-  var v = x_get(x[slot / p.top_k * quads + q]);
-//!repeat j WEIGHTED
-  v = padded(v * weights[slot], q);
+  let quads = div_up(p.cols, 4u);
+  let slot = order[row];
+  let token = slot / p.top_k * quads;
+  for (var first = li % LANES; first < quads; first += HELD * LANES) {
+//!repeat i HELD
+    let x$i = x[token + min(first + $iu * LANES, quads - 1u)];
 //!end
-  out[at] = x_put(v);
+//!repeat i HELD
+    let q$i = first + $iu * LANES;
+    if q$i < quads {
+      var v = x_get(x$i);
+//!repeat j WEIGHTED
+      v = padded(v * weights[slot], q$i);
+//!end
+      out[row * quads + q$i] = x_put(v);
+    }
+//!end
+  }
 }
 //!end
-//!repeat i COMBINE
+//!repeat e COMBINE
 @group(0) @binding(1) var<storage, read> rows: array<X>;
 @group(0) @binding(2) var<storage, read> slot_row: array<u32>;
 @group(0) @binding(3) var<storage, read_write> out: array<X>;
@@ -139,31 +170,66 @@ fn gather(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3
 //!repeat j BASED
 @group(0) @binding(4 + WEIGHTED) var<storage, read> base: array<X>;
 //!end
+//!repeat j DOTS
+@group(0) @binding(4 + WEIGHTED + BASED) var<storage, read> tokens: array<Y>;
+@group(0) @binding(5 + WEIGHTED + BASED) var<storage, read_write> dots: array<f32>;
+//!end
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn combine(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let at = grid_index(wg, n) * 256u + li;
   let quads = div_up(p.cols, 4u);
-  if at >= p.slots / p.top_k * quads {
-    return;
-  }
-  let q = at % quads;
-  var sum = vec4<f32>();
+  let tokens_all = p.slots / p.top_k;
+  let own = grid_index(wg, n) * ROWS + li / LANES;
+  let here = own < tokens_all;
+  let token = min(own, tokens_all - 1u); // tokens past the end only take part in the barriers
+  let lane = li % LANES;
+  for (var block = 0u; block < quads; block += HELD * LANES) {
+    let first = block + lane;
+//!repeat i HELD
+    let q$i = min(first + $iu * LANES, quads - 1u);
+    var s$i = vec4<f32>();
 //!repeat j BASED
-  sum = x_get(base[at]);
+    s$i = x_get(base[token * quads + q$i]);
 //!end
-  let first = at / quads * p.top_k;
-  for (var slot = first; slot < first + p.top_k; slot++) {
-    var v = x_get(rows[slot_row[slot] * quads + q]);
+//!repeat j DOTS
+    let t$i = y_get(tokens[token * quads + q$i]);
+//!end
+//!end
+    for (var k = 0u; k < p.top_k; k++) {
+      let slot = token * p.top_k + k;
+      let row = slot_row[slot] * quads;
+      var products = vec4<f32>();
+//!repeat i HELD
+      let r$i = rows[row + q$i];
+//!end
+//!repeat i HELD
+      let v$i = x_get(r$i);
+//!repeat j DOTS
+      products += select(vec4<f32>(0.0), v$i * t$i, first + $iu * LANES < quads);
+//!end
 //!repeat j WEIGHTED
-    v *= weights[slot];
+      s$i += v$i * weights[slot];
 //!end
-    sum += v;
+//!repeat j PLAIN
+      s$i += v$i;
+//!end
+//!end
+//!repeat j DOTS
+      let all = lanes_sum(li, (products.x + products.y) + (products.z + products.w));
+      if here && lane == 0u {
+        dots[slot] = all;
+      }
+//!end
+    }
+//!repeat i HELD
+    if here && first + $iu * LANES < quads {
+      out[token * quads + q$i] = x_put(padded(s$i, q$i));
+    }
+//!end
   }
-  out[at] = x_put(padded(sum, q));
 }
 //!end
-//!repeat i PRODUCTS
+//!repeat e PRODUCTS
 @group(0) @binding(1) var<storage, read> tokens: array<X>;
 @group(0) @binding(2) var<storage, read> rows: array<Y>;
 @group(0) @binding(3) var<storage, read> slot_row: array<u32>;

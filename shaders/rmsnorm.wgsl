@@ -1,12 +1,16 @@
-// RMSNorm over rows: y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps).
-// LANES threads share a row: 1 on software adapters, a whole workgroup on GPUs, which adds up its parts as a tree in
-// workgroup memory; a workgroup has ROWS rows.
-// The weight's gradient is a sum over all rows in two stages of fixed order: `partial` sums CHUNK rows for each column,
-// `total` the partial sums.
+// RMSNorm over rows: y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps); with ADD, x is the sum of two tensors, and
+// is written too.
+// The simple algorithm, one thread a row with its own sums, is the variant of software adapters. What GPUs add:
+//   1. LANES threads share a row and add up their parts as a tree in workgroup memory; a workgroup has ROWS rows.
+//   2. A thread keeps HELD quads of its row between the two passes; a longer row's rest is read twice.
+//   3. With FUSED, backward sums the weight's gradient over p.chunk rows a thread in the same pass.
+// The weight's gradient is a sum over all rows in two stages of fixed order: sums over some rows for each column (from
+// backward, or from `partial` over CHUNK rows), and `total`, their sum.
 
 struct Rmsnorm {
   rows: u32,
   cols: u32,
+  chunk: u32, // rows that a thread takes one after another (backward)
   eps: f32,
 }
 
@@ -22,11 +26,21 @@ struct Columns {
 @group(0) @binding(2) var<storage, read> weight: array<W>;
 @group(0) @binding(3) var<storage, read_write> y: array<X>;
 @group(0) @binding(4) var<storage, read_write> rstd_out: array<f32>;
+//!repeat w ADD
+@group(0) @binding(5) var<storage, read> more: array<X>;
+@group(0) @binding(6) var<storage, read_write> sum_out: array<X>;
+//!end
 
 // Backward by rows.
 @group(0) @binding(3) var<storage, read> d_y: array<X>;
 @group(0) @binding(4) var<storage, read> rstd: array<f32>;
 @group(0) @binding(5) var<storage, read_write> d_x: array<X>;
+//!repeat w FUSED
+@group(0) @binding(6) var<storage, read_write> team_sums: array<vec4<f32>>;
+//!end
+//!repeat w ONTO
+@group(0) @binding(6 + FUSED) var<storage, read> so_far: array<X>;
+//!end
 
 // Backward by columns; x stays at 1, d_y and rstd where they were.
 @group(0) @binding(0) var<uniform> c: Columns;
@@ -34,13 +48,16 @@ struct Columns {
 @group(0) @binding(1) var<storage, read> partials: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> d_weight: array<W>;
 
-var<workgroup> parts: array<f32, ROWS * LANES>;
+const WG = ROWS * LANES;
+
+var<workgroup> parts: array<f32, WG>;
 
 // The sum of `v` over the LANES threads of a row.
 fn row_sum(v: f32, li: u32) -> f32 {
   if LANES == 1u {
     return v;
   }
+  workgroupBarrier();
   parts[li] = v;
   for (var half = LANES / 2u; half > 0u; half /= 2u) {
     workgroupBarrier();
@@ -52,6 +69,23 @@ fn row_sum(v: f32, li: u32) -> f32 {
   return parts[li - li % LANES];
 }
 
+//!repeat w TREE
+var<workgroup> columns: array<vec4<f32>, WG>;
+
+// The sum of `v` over the threads whose number is `li` modulo `width`, for those below `width`.
+fn column_sum(v: vec4<f32>, li: u32, width: u32) -> vec4<f32> {
+  workgroupBarrier();
+  columns[li] = v;
+  for (var half = WG / width / 2u; half > 0u; half /= 2u) {
+    workgroupBarrier();
+    if li < half * width {
+      columns[li] += columns[li + half * width];
+    }
+  }
+  return columns[li];
+}
+//!end
+
 fn sum4(v: vec4<f32>) -> f32 {
   return (v.x + v.y) + (v.z + v.w);
 }
@@ -61,49 +95,116 @@ fn inside(v: vec4<f32>, quad: u32) -> vec4<f32> {
   return select(vec4<f32>(0.0), v, vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.cols));
 }
 
-@compute @workgroup_size(ROWS * LANES)
+// Quad `at` of x, the sum if there are two; rounded as it is stored.
+fn value(at: u32) -> vec4<f32> {
+//!repeat w ADD
+  return x_get(x_put(x_get(x[at]) + x_get(more[at])));
+//!end
+  return x_get(x[at]);
+}
+
+fn normed(v: vec4<f32>, r: f32, base: u32, q: u32) {
+//!repeat w ADD
+  sum_out[base + q] = x_put(v);
+//!end
+  y[base + q] = x_put(inside(v * r * w_get(weight[q]), q));
+}
+
+@compute @workgroup_size(WG)
 fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let row = grid_index(wg, nwg) * ROWS + li / LANES;
   let lane = li % LANES;
-  let quads = select(0u, div_up(p.cols, 4u), row < p.rows); // rows past the end wait at the barriers with the others
-  let base = row * quads;
+  let quads = div_up(p.cols, 4u);
+  let base = min(row, p.rows - 1u) * quads; // rows past the end only take part in the barriers
   var sum = vec4<f32>();
-  for (var q = lane; q < quads; q += LANES) {
-    let v = x_get(x[base + q]);
+//!repeat i HELD
+  let v$i = select(vec4<f32>(0.0), value(base + min(lane + $iu * LANES, quads - 1u)), lane + $iu * LANES < quads);
+  sum += v$i * v$i;
+//!end
+  for (var q = lane + HELD * LANES; q < quads; q += LANES) {
+    let v = value(base + q);
     sum += v * v;
   }
   let r = inverseSqrt(row_sum(sum4(sum), li) / f32(p.cols) + p.eps);
-  for (var q = lane; q < quads; q += LANES) {
-    y[base + q] = x_put(inside(x_get(x[base + q]) * r * w_get(weight[q]), q));
+  if row >= p.rows {
+    return;
   }
-  if lane == 0u && row < p.rows {
+//!repeat i HELD
+  if lane + $iu * LANES < quads {
+    normed(v$i, r, base, lane + $iu * LANES);
+  }
+//!end
+  for (var q = lane + HELD * LANES; q < quads; q += LANES) {
+    normed(value(base + q), r, base, q);
+  }
+  if lane == 0u {
     rstd_out[row] = r;
   }
 }
 
-// d_x = rstd * (g - x_hat * mean(g * x_hat)) with g = d_y * w, x_hat = x * rstd.
-@compute @workgroup_size(ROWS * LANES)
+fn put_d_x(at: u32, v: vec4<f32>) {
+//!repeat w ONTO
+  d_x[at] = x_put(x_get(so_far[at]) + v);
+//!end
+//!repeat w PLAIN
+  d_x[at] = x_put(v);
+//!end
+}
+
+// d_x = rstd * (g - x_hat * mean(g * x_hat)) with g = d_y * w, x_hat = x * rstd; added to so_far with ONTO.
+@compute @workgroup_size(WG)
 fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let row = grid_index(wg, nwg) * ROWS + li / LANES;
   let lane = li % LANES;
-  let quads = select(0u, div_up(p.cols, 4u), row < p.rows);
-  let base = row * quads;
-  let r = rstd[min(row, p.rows - 1u)];
-  var sum = vec4<f32>();
-  for (var q = lane; q < quads; q += LANES) {
-    sum += x_get(d_y[base + q]) * w_get(weight[q]) * (x_get(x[base + q]) * r);
+  let quads = div_up(p.cols, 4u);
+  let first = (grid_index(wg, nwg) * ROWS + li / LANES) * p.chunk;
+//!repeat i HELD
+  let q$i = min(lane + $iu * LANES, quads - 1u);
+  let w$i = select(vec4<f32>(0.0), w_get(weight[q$i]), lane + $iu * LANES < quads);
+  var s$i = vec4<f32>();
+//!end
+  for (var k = 0u; k < p.chunk; k++) {
+    let row = first + k;
+    let here = row < p.rows;
+    let base = min(row, p.rows - 1u) * quads;
+    let r = rstd[min(row, p.rows - 1u)];
+    var sum = vec4<f32>();
+//!repeat i HELD
+    let x$i = x[base + q$i];
+    let d$i = d_y[base + q$i];
+//!end
+//!repeat i HELD
+    let p$i = x_get(d$i) * (x_get(x$i) * r);
+    sum += p$i * w$i;
+    s$i += select(vec4<f32>(0.0), p$i, here);
+//!end
+    for (var q = lane + HELD * LANES; q < quads; q += LANES) {
+      sum += x_get(d_y[base + q]) * w_get(weight[q]) * (x_get(x[base + q]) * r);
+    }
+    let mean = row_sum(sum4(sum), li) / f32(p.cols);
+//!repeat i HELD
+    if here && lane + $iu * LANES < quads {
+      put_d_x(base + q$i, inside(r * (x_get(d$i) * w$i - (x_get(x$i) * r) * mean), q$i));
+    }
+//!end
+    for (var q = lane + HELD * LANES; q < quads && here; q += LANES) {
+      let g = x_get(d_y[base + q]) * w_get(weight[q]);
+      put_d_x(base + q, inside(r * (g - (x_get(x[base + q]) * r) * mean), q));
+    }
   }
-  let mean = row_sum(sum4(sum), li) / f32(p.cols);
-  for (var q = lane; q < quads; q += LANES) {
-    let g = x_get(d_y[base + q]) * w_get(weight[q]);
-    d_x[base + q] = x_put(inside(r * (g - (x_get(x[base + q]) * r) * mean), q));
+//!repeat w FUSED
+//!repeat i HELD
+  let t$i = column_sum(s$i, li, LANES);
+  if li < LANES && lane + $iu * LANES < quads {
+    team_sums[grid_index(wg, nwg) * quads + q$i] = t$i;
   }
+//!end
+//!end
 }
 
 // One thread: one quad of columns of CHUNK rows.
-@compute @workgroup_size(ROWS * LANES)
+@compute @workgroup_size(WG)
 fn partial(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let i = grid_index(wg, nwg) * (ROWS * LANES) + li;
+  let i = grid_index(wg, nwg) * WG + li;
   let first = (i / c.quads) * CHUNK;
   if first >= c.rows {
     return;
@@ -116,15 +217,19 @@ fn partial(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
   sums[i] = sum;
 }
 
-@compute @workgroup_size(ROWS * LANES)
+// WIDTH quads of columns a workgroup, all of its threads adding up rows.
+@compute @workgroup_size(WG)
 fn total(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let i = grid_index(wg, nwg) * (ROWS * LANES) + li;
-  if i >= c.quads {
-    return;
-  }
+  let q = grid_index(wg, nwg) * WIDTH + li % WIDTH;
+  let column = min(q, c.quads - 1u);
   var sum = vec4<f32>();
-  for (var row = 0u; row < c.rows; row++) {
-    sum += partials[row * c.quads + i];
+  for (var row = li / WIDTH; row < c.rows; row += WG / WIDTH) {
+    sum += partials[row * c.quads + column];
   }
-  d_weight[i] = w_put(sum);
+//!repeat w TREE
+  sum = column_sum(sum, li, WIDTH);
+//!end
+  if li < WIDTH && q < c.quads {
+    d_weight[q] = w_put(sum);
+  }
 }

@@ -1,4 +1,4 @@
-// SwiGLU, one thread a quad: h = silu(gate) * up with silu(x) = x * sigmoid(x).
+// SwiGLU: h = silu(gate) * up with silu(x) = x * sigmoid(x). One thread takes EACH quads, WG apart, and loads them first.
 // In bf16 the framework that we follow runs two ops and each rounds what it stores: silu(gate), and in backward
 // d_h * up, are rounded to bf16 on the way. In f32 that rounding is the identity.
 // Padding needs no care: silu(0) * 0 and its gradients are zero.
@@ -30,21 +30,36 @@ fn sigmoid(g: vec4<f32>) -> vec4<f32> {
 
 @compute @workgroup_size(WG)
 fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let i = grid_index(wg, nwg) * WG + li;
-  if i < p.quads {
-    let g = x_get(gate[i]);
-    h[i] = x_put(stored(g * sigmoid(g)) * x_get(up[i]));
+  let first = grid_index(wg, nwg) * WG * EACH + li;
+//!repeat i EACH
+  let at$i = first + $iu * WG;
+  let g$i = gate[min(at$i, p.quads - 1u)];
+  let u$i = up[min(at$i, p.quads - 1u)];
+//!end
+//!repeat i EACH
+  if at$i < p.quads {
+    let g = x_get(g$i);
+    h[at$i] = x_put(stored(g * sigmoid(g)) * x_get(u$i));
   }
+//!end
 }
 
 @compute @workgroup_size(WG)
 fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let i = grid_index(wg, nwg) * WG + li;
-  if i < p.quads {
-    let g = x_get(gate[i]);
-    let d = x_get(d_h[i]);
+  let first = grid_index(wg, nwg) * WG * EACH + li;
+//!repeat i EACH
+  let at$i = first + $iu * WG;
+  let g$i = gate[min(at$i, p.quads - 1u)];
+  let u$i = up[min(at$i, p.quads - 1u)];
+  let d$i = d_h[min(at$i, p.quads - 1u)];
+//!end
+//!repeat i EACH
+  if at$i < p.quads {
+    let g = x_get(g$i);
+    let d = x_get(d$i);
     let s = sigmoid(g);
-    d_up[i] = x_put(d * stored(g * s));
-    d_gate[i] = x_put(stored(d * x_get(up[i])) * (s * (1.0 + g * (1.0 - s))));
+    d_up[at$i] = x_put(d * stored(g * s));
+    d_gate[at$i] = x_put(stored(d * x_get(u$i)) * (s * (1.0 + g * (1.0 - s))));
   }
+//!end
 }

@@ -244,6 +244,11 @@ impl Tensor {
         (&self.buffer, self.offset)
     }
 
+    /// Whether other tensors share the memory: then nothing may be written in place.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.buffer) > 1
+    }
+
     /// Binding for a kernel that only reads it.
     pub fn read(&self) -> Binding {
         self.binding(Access::Read)

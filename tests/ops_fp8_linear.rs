@@ -4,10 +4,12 @@
 mod common;
 
 use common::Fixture;
+use moe8::autograd::Tape;
 use moe8::gpu::{DeviceChoice, Gpu, Options};
 use moe8::num::rng::Stream;
 use moe8::num::{DType, bf16};
-use moe8::ops::fp8_linear::{self, Operand, Recipe};
+use moe8::ops::fp8_linear::{self, InputGradient, Operand, Recipe};
+use moe8::params::{ParamId, Weights};
 use moe8::reference::compare::{bf16_ulp, same_bits, sqnr_at_least, within};
 use moe8::reference::fp8_linear::{self as reference, Layer};
 use moe8::reference::gemm::{self, Scales};
@@ -251,7 +253,10 @@ fn a_shared_input_is_quantized_once() {
     let input = Operand::new(&x, Some(&offs));
     let shared = weights.each_ref().map(|w| {
         let out = fp8_linear::forward_with(g, &input, w, Recipe::Rowwise).unwrap();
-        (out, fp8_linear::backward_with(g, &d_out, &input, w, Recipe::Rowwise, false).unwrap().1)
+        (
+            out,
+            fp8_linear::backward_with(g, &d_out, &input, w, Recipe::Rowwise, InputGradient::None).unwrap().1,
+        )
     });
     // Saved: one row-wise quantization (1 dispatch) and one column-wise (3).
     assert_eq!(between - before, g.counters().dispatches - between + 4);
@@ -259,4 +264,41 @@ fn a_shared_input_is_quantized_once() {
         same_bits(&out.to_f32(g).unwrap(), &want.to_f32(g).unwrap(), &[m, n]).unwrap();
         same_bits(&d_w.to_f32(g).unwrap(), &d_want.to_f32(g).unwrap(), &[2, n, k]).unwrap();
     }
+}
+
+/// One weight of ones (5, 5), whose gradients nobody wants.
+struct Ones(Tensor);
+
+impl Weights for Ones {
+    fn weight(&self, _: ParamId) -> moe8::Result<Tensor> {
+        Ok(self.0.clone())
+    }
+    fn gradient(&self, _: ParamId, _: Tensor) -> moe8::Result<()> {
+        Ok(())
+    }
+    fn leave(&self, _: usize) -> moe8::Result<()> {
+        Ok(())
+    }
+}
+
+/// Gradients of one variable's uses are added: in place where the sum is the variable's own (two linears), and not where it
+/// is another variable's too (a sum's two sides).
+#[test]
+fn gradients_of_several_uses_are_added() {
+    let g = gpu();
+    let make = |values: Vec<f32>| Tensor::from_f32(g, "t", &[2, 5], DType::F32, &values).unwrap();
+    let weights = Ones(Tensor::from_f32(g, "w", &[5, 5], DType::F32, &[1.0; 25]).unwrap());
+    let d: Vec<f32> = (0..10u8).map(f32::from).collect();
+    let mut tape = Tape::new(g, &weights);
+    let x = tape.leaf(make(vec![1.0; 10]));
+    let [a, b] = tape.linears(&x, [(ParamId(0), Recipe::HighPrecision); 2], None).unwrap();
+    let y = tape.add(&a, &b).unwrap();
+    let c = tape.linear(&y, ParamId(0), None, Recipe::HighPrecision).unwrap();
+    let z = tape.add(&y, &c).unwrap();
+    let grads = tape.backward(&z, Some(make(d.clone())), &[&x, &y]).unwrap();
+    let values = |i: usize| grads[i].as_ref().expect("a gradient").to_f32(g).unwrap();
+    let sum = |d: &[f32]| d.chunks(5).flat_map(|row| [row.iter().sum::<f32>(); 5]).collect::<Vec<f32>>();
+    let d_y: Vec<f32> = d.iter().zip(sum(&d)).map(|(d, s)| d + s).collect();
+    let d_x: Vec<f32> = sum(&d_y).iter().map(|s| 2.0 * s).collect();
+    assert_eq!((values(1), values(0)), (d_y, d_x));
 }

@@ -11,17 +11,33 @@ use moe8::ops::router::{self, ScoreFunc, Spec};
 use moe8::ops::{adamw, clip, cross_entropy, dispatch, elementwise, embedding, expert_bias};
 use moe8::reference;
 use moe8::tensor::Tensor;
+use std::cell::Cell;
 use std::sync::OnceLock;
 
 use DType::{BF16, F32};
 
+thread_local! {
+    /// Whether [`gpus`] run the code meant for GPUs.
+    static HARDWARE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `case` on the adapter's own code path, then on that of GPUs.
+fn each_path(case: impl Fn()) {
+    for hardware in [false, true] {
+        HARDWARE.set(hardware);
+        case();
+    }
+}
+
 fn gpus() -> &'static [Gpu; 2] {
-    static GPUS: OnceLock<[Gpu; 2]> = OnceLock::new();
-    let open = |careful| {
-        let options = Options { poison: careful, safe_shaders: careful, ..Options::default() };
+    static GPUS: OnceLock<[[Gpu; 2]; 2]> = OnceLock::new();
+    let open = |careful, treat_as_hardware| {
+        let options =
+            Options { poison: careful, safe_shaders: careful, treat_as_hardware, ..Options::default() };
         Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
     };
-    GPUS.get_or_init(|| [open(false), open(true)])
+    let all = GPUS.get_or_init(|| [false, true].map(|hardware| [false, true].map(|c| open(c, hardware))));
+    &all[usize::from(HARDWARE.get())]
 }
 
 /// What `f` gives on plain and on poisoned, checked memory, which must be the same bits (any NaN is
@@ -81,37 +97,40 @@ const SHAPES: [[usize; 2]; 6] = [[1, 1], [7, 5], [65, 4], [3, 257], [1031, 3], [
 
 #[test]
 fn elementwise_is_exact() {
-    for ([rows, cols], (a_type, b_type)) in
-        SHAPES.into_iter().flat_map(|s| [(F32, F32), (F32, BF16), (BF16, F32), (BF16, BF16)].map(|d| (s, d)))
-    {
-        let n = rows * cols;
-        let (av, bv) = (rounded(a_type, &noise(1, n)), rounded(b_type, &noise(2, n)));
-        let what = format!("{rows} x {cols} {a_type} {b_type}");
-        let upload = |g: &Gpu| {
-            let a = Tensor::from_f32(g, "a", &[rows, cols], a_type, &av).unwrap();
-            (a, Tensor::from_f32(g, "b", &[rows, cols], b_type, &bv).unwrap())
-        };
-        let sum: Vec<f32> = av.iter().zip(&bv).map(|(a, b)| round(a_type, a + b)).collect();
-        let got = both(&what, |g| {
-            let (a, b) = upload(g);
-            elementwise::add(g, &a, &b).unwrap().to_f32(g).unwrap()
-        });
-        equal(&format!("add {what}"), &got, &sum);
-        let got = both(&what, |g| {
-            let (a, b) = upload(g);
-            elementwise::add_into(g, &a, &b).unwrap();
-            a.to_f32(g).unwrap()
-        });
-        equal(&format!("add_into {what}"), &got, &sum);
-        let got = both(&what, |g| {
-            let (a, _) = upload(g);
-            elementwise::scale_into(g, &a, 1.0 / 3.0).unwrap();
-            elementwise::cast(g, &a, b_type).unwrap().to_f32(g).unwrap()
-        });
-        let want: Vec<f32> =
-            av.iter().map(|a| round(b_type, round(a_type, a * f32::from_bits(0x3eaa_aaab)))).collect();
-        equal(&format!("scale and cast {what}"), &got, &want);
-    }
+    each_path(|| {
+        for ([rows, cols], (a_type, b_type)) in SHAPES
+            .into_iter()
+            .flat_map(|s| [(F32, F32), (F32, BF16), (BF16, F32), (BF16, BF16)].map(|d| (s, d)))
+        {
+            let n = rows * cols;
+            let (av, bv) = (rounded(a_type, &noise(1, n)), rounded(b_type, &noise(2, n)));
+            let what = format!("{rows} x {cols} {a_type} {b_type}");
+            let upload = |g: &Gpu| {
+                let a = Tensor::from_f32(g, "a", &[rows, cols], a_type, &av).unwrap();
+                (a, Tensor::from_f32(g, "b", &[rows, cols], b_type, &bv).unwrap())
+            };
+            let sum: Vec<f32> = av.iter().zip(&bv).map(|(a, b)| round(a_type, a + b)).collect();
+            let got = both(&what, |g| {
+                let (a, b) = upload(g);
+                elementwise::add(g, &a, &b).unwrap().to_f32(g).unwrap()
+            });
+            equal(&format!("add {what}"), &got, &sum);
+            let got = both(&what, |g| {
+                let (a, b) = upload(g);
+                elementwise::add_into(g, &a, &b).unwrap();
+                a.to_f32(g).unwrap()
+            });
+            equal(&format!("add_into {what}"), &got, &sum);
+            let got = both(&what, |g| {
+                let (a, _) = upload(g);
+                elementwise::scale_into(g, &a, 1.0 / 3.0).unwrap();
+                elementwise::cast(g, &a, b_type).unwrap().to_f32(g).unwrap()
+            });
+            let want: Vec<f32> =
+                av.iter().map(|a| round(b_type, round(a_type, a * f32::from_bits(0x3eaa_aaab)))).collect();
+            equal(&format!("scale and cast {what}"), &got, &want);
+        }
+    });
 }
 
 #[test]
@@ -160,47 +179,48 @@ fn cast_rounds_to_nearest_even_and_keeps_signs() {
 
 #[test]
 fn embedding_forward_copies_rows() {
-    for (tokens, vocab, dim, dtype) in
-        [(1, 2, 4, F32), (7, 7, 5, BF16), (65, 258, 64, F32), (1031, 2256, 257, BF16)]
-    {
-        let table = rounded(dtype, &noise(3, vocab * dim));
-        let ids: Vec<u32> = (0..tokens).map(|t| (t * t * 31 % vocab) as u32).collect();
-        let want = reference::embedding::forward(&table, &ids, dim);
-        let got = both("embedding", |g| {
-            let ids = Tensor::from_u32(g, "ids", &ids).unwrap();
-            let table = Tensor::from_f32(g, "table", &[vocab, dim], dtype, &table).unwrap();
-            embedding::forward(g, &ids, &table).unwrap().to_f32(g).unwrap()
-        });
-        equal(&format!("embedding {tokens} {vocab} {dim}"), &got, &want);
-    }
+    each_path(|| {
+        for (tokens, vocab, dim, dtype) in
+            [(1, 2, 4, F32), (7, 7, 5, BF16), (65, 258, 64, F32), (1031, 2256, 257, BF16)]
+        {
+            let table = rounded(dtype, &noise(3, vocab * dim));
+            let ids: Vec<u32> = (0..tokens).map(|t| (t * t * 31 % vocab) as u32).collect();
+            let want = reference::embedding::forward(&table, &ids, dim);
+            let got = both("embedding", |g| {
+                let ids = Tensor::from_u32(g, "ids", &ids).unwrap();
+                let table = Tensor::from_f32(g, "table", &[vocab, dim], dtype, &table).unwrap();
+                embedding::forward(g, &ids, &table).unwrap().to_f32(g).unwrap()
+            });
+            equal(&format!("embedding {tokens} {vocab} {dim}"), &got, &want);
+        }
+    });
 }
 
 #[test]
-fn embedding_backward_sums_in_token_order() {
-    for (tokens, vocab, dim, dtype, spread) in [
-        (1, 2, 4, F32, 31),
-        (7, 7, 5, BF16, 3),
-        (65, 258, 64, F32, 31),
-        (1031, 2256, 257, BF16, 7),
-        (1031, 7, 5, F32, 0), // every token the same
-    ] {
-        let d = rounded(dtype, &noise(4, tokens * dim));
-        let ids: Vec<u32> = (0..tokens).map(|t| ((t * spread + 1) % vocab) as u32).collect();
-        let mut want = vec![0f32; vocab * dim];
-        for (t, id) in ids.iter().enumerate() {
-            for c in 0..dim {
-                want[*id as usize * dim + c] += d[t * dim + c];
+fn embedding_backward_sums_rows_of_each_token() {
+    each_path(|| {
+        for (tokens, vocab, dim, dtype, spread) in [
+            (1, 2, 4, F32, 31),
+            (7, 7, 5, BF16, 3),
+            (65, 258, 64, F32, 31),
+            (1031, 2256, 257, BF16, 7),
+            (1031, 7, 5, F32, 0), // every token the same
+            (129, 3, 1030, BF16, 0),
+        ] {
+            let d = rounded(dtype, &noise(4, tokens * dim));
+            let ids: Vec<u32> = (0..tokens).map(|t| ((t * spread + 1) % vocab) as u32).collect();
+            let want = reference::embedding::backward(&ids, &wide(&d), vocab, dim);
+            for out in [F32, BF16] {
+                let got = both("embedding", |g| {
+                    let ids = Tensor::from_u32(g, "ids", &ids).unwrap();
+                    let d = Tensor::from_f32(g, "d", &[tokens, dim], dtype, &d).unwrap();
+                    embedding::backward(g, &ids, &d, vocab, out).unwrap().to_f32(g).unwrap()
+                });
+                let store = if out == BF16 { 2f64.powi(-8) } else { 1e-6 };
+                close(&format!("embedding {tokens} {vocab} {dim} {out}"), &got, &want, 1e-5, store);
             }
         }
-        for out in [F32, BF16] {
-            let got = both("embedding", |g| {
-                let ids = Tensor::from_u32(g, "ids", &ids).unwrap();
-                let d = Tensor::from_f32(g, "d", &[tokens, dim], dtype, &d).unwrap();
-                embedding::backward(g, &ids, &d, vocab, out).unwrap().to_f32(g).unwrap()
-            });
-            equal(&format!("embedding {tokens} {vocab} {dim} {out}"), &got, &rounded(out, &want));
-        }
-    }
+    });
 }
 
 #[test]
@@ -251,39 +271,42 @@ fn clip_factor_is_at_most_one() {
 
 #[test]
 fn adamw_follows_the_formula() {
-    for (n, steps, factor) in [(4usize, 3u32, 1f32), (1028, 5, 0.37), (65_540, 2, 1.0)] {
-        let cfg =
-            |step| adamw::Step { lr: 4e-3, beta1: 0.9, beta2: 0.95, eps: 1e-15, weight_decay: 0.1, step };
-        // A quarter of the gradients are zero, some are tiny.
-        let grad = |step: u32| -> Vec<f32> {
-            let g = noise(10 + u64::from(step), n);
-            g.iter().enumerate().map(|(i, v)| [0.0, *v, v * 1e-4, v * 1e-9][i % 4]).collect()
-        };
-        let start = noise(9, n);
-        let [mut p, mut m, mut v] = [wide(&start), vec![0.0; n], vec![0.0; n]];
-        for step in 1..=steps {
-            let c = cfg(step);
-            let [lr, beta1, beta2] = [c.lr, c.beta1, c.beta2].map(f64::from);
-            let [eps, weight_decay] = [c.eps, c.weight_decay].map(f64::from);
-            let options = reference::adamw::Options { lr, beta1, beta2, eps, weight_decay };
-            let state = reference::adamw::State { p: &mut p[..], m: &mut m[..], v: &mut v[..] };
-            reference::adamw::step(options, step as i32, f64::from(factor), state, &wide(&grad(step)));
-        }
-        let got = both("adamw", |g| {
-            let zeros = vec![0f32; n];
-            let [p, m, v] = [&start, &zeros, &zeros].map(|x| Tensor::from_flat_f32(g, "state", x).unwrap());
-            let factor = Tensor::from_flat_f32(g, "factor", &[factor]).unwrap();
+    each_path(|| {
+        for (n, steps, factor) in [(4usize, 3u32, 1f32), (1028, 5, 0.37), (65_540, 2, 1.0)] {
+            let cfg =
+                |step| adamw::Step { lr: 4e-3, beta1: 0.9, beta2: 0.95, eps: 1e-15, weight_decay: 0.1, step };
+            // A quarter of the gradients are zero, some are tiny.
+            let grad = |step: u32| -> Vec<f32> {
+                let g = noise(10 + u64::from(step), n);
+                g.iter().enumerate().map(|(i, v)| [0.0, *v, v * 1e-4, v * 1e-9][i % 4]).collect()
+            };
+            let start = noise(9, n);
+            let [mut p, mut m, mut v] = [wide(&start), vec![0.0; n], vec![0.0; n]];
             for step in 1..=steps {
-                let grad = Tensor::from_flat_f32(g, "grad", &grad(step)).unwrap();
-                adamw::step(g, &p, &grad, &m, &v, &factor, &cfg(step)).unwrap();
+                let c = cfg(step);
+                let [lr, beta1, beta2] = [c.lr, c.beta1, c.beta2].map(f64::from);
+                let [eps, weight_decay] = [c.eps, c.weight_decay].map(f64::from);
+                let options = reference::adamw::Options { lr, beta1, beta2, eps, weight_decay };
+                let state = reference::adamw::State { p: &mut p[..], m: &mut m[..], v: &mut v[..] };
+                reference::adamw::step(options, step as i32, f64::from(factor), state, &wide(&grad(step)));
             }
-            [p, m, v].iter().flat_map(|t| t.to_f32(g).unwrap()).collect()
-        });
-        let lr = 4e-3;
-        close("parameter", &got[..n], &p, 2e-6 * lr * f64::from(steps), 3e-7 * f64::from(steps));
-        close("first moment", &got[n..2 * n], &m, 1e-7, 1e-6);
-        close("second moment", &got[2 * n..], &v, 1e-37, 2e-6);
-    }
+            let got = both("adamw", |g| {
+                let zeros = vec![0f32; n];
+                let [p, m, v] =
+                    [&start, &zeros, &zeros].map(|x| Tensor::from_flat_f32(g, "state", x).unwrap());
+                let factor = Tensor::from_flat_f32(g, "factor", &[factor]).unwrap();
+                for step in 1..=steps {
+                    let grad = Tensor::from_flat_f32(g, "grad", &grad(step)).unwrap();
+                    adamw::step(g, &p, &grad, &m, &v, &factor, &cfg(step)).unwrap();
+                }
+                [p, m, v].iter().flat_map(|t| t.to_f32(g).unwrap()).collect()
+            });
+            let lr = 4e-3;
+            close("parameter", &got[..n], &p, 2e-6 * lr * f64::from(steps), 3e-7 * f64::from(steps));
+            close("first moment", &got[n..2 * n], &m, 1e-7, 1e-6);
+            close("second moment", &got[2 * n..], &v, 1e-37, 2e-6);
+        }
+    });
 }
 
 /// T, E, K of the routing tests.
@@ -412,122 +435,141 @@ fn check_plan(what: &str, ids: &[u32], experts: usize, top_k: usize) {
 
 #[test]
 fn plan_is_a_stable_counting_sort() {
-    for (tokens, experts, top_k) in ROUTES {
-        let what = format!("{tokens} tokens, {experts} experts, {top_k} each");
-        check_plan(&what, &choices(tokens, experts, top_k), experts, top_k);
-    }
-    check_plan("all to one", &[5; 1031], 8, 1);
-    check_plan("all to the last", &[129; 65], 130, 1);
-    check_plan("two of many", &(0..70_001).map(|i| 3 + i % 2 * 4).collect::<Vec<u32>>(), 8, 1);
+    each_path(|| {
+        for (tokens, experts, top_k) in ROUTES {
+            let what = format!("{tokens} tokens, {experts} experts, {top_k} each");
+            check_plan(&what, &choices(tokens, experts, top_k), experts, top_k);
+        }
+        check_plan("all to one", &[5; 1031], 8, 1);
+        check_plan("all to the last", &[129; 65], 130, 1);
+        check_plan("two of many", &(0..70_001).map(|i| 3 + i % 2 * 4).collect::<Vec<u32>>(), 8, 1);
+    });
 }
 
 #[test]
 fn gather_and_combine_follow_their_reference() {
-    for (case, (tokens, experts, top_k)) in ROUTES.into_iter().enumerate() {
-        let dim = [4, 5, 64, 257][case % 4];
-        let dtype = if case % 2 == 0 { F32 } else { BF16 };
-        let (slots, ids) = (tokens * top_k, choices(tokens, experts, top_k));
-        let (x, rows) = (rounded(dtype, &noise(31, tokens * dim)), rounded(dtype, &noise(32, slots * dim)));
-        let (weights, base) = (noise(33, slots), rounded(dtype, &noise(34, tokens * dim)));
-        let plan = reference::dispatch::plan(&ids, experts);
-        let width = reference::dispatch::Width { top_k, dim };
-        for weighted in [true, false] {
-            let what =
-                format!("{tokens} tokens, {experts} experts, {top_k} each, D {dim} {dtype} {weighted}");
-            let w = weighted.then_some(&weights[..]);
-            let wide_w = w.map(wide);
-            let (wx, wr) = (wide(&x), wide(&rows));
-            let routed = reference::dispatch::gather(&plan, width, &wx, wide_w.as_deref());
-            let mut sum = reference::dispatch::combine(&plan, width, &wr, wide_w.as_deref());
-            let d_w = reference::dispatch::gather_backward(&plan, width, (&wx, None), &wr).1;
-            let run = |g: &Gpu| {
-                let up = |v: &[f32], n: usize| Tensor::from_f32(g, "t", &[n, dim], dtype, v).unwrap();
-                let (x, rows, base) = (up(&x, tokens), up(&rows, slots), up(&base, tokens));
-                let w = w.map(|w| Tensor::from_flat_f32(g, "w", w).unwrap());
-                let ids = Tensor::from_u32(g, "ids", &ids).unwrap();
-                let plan = dispatch::plan(g, &ids, experts, top_k).unwrap();
-                all_four(g, &plan, &x, &rows, w.as_ref(), &base)
-            };
-            let got = both(&what, run);
-            let store = if dtype == BF16 { 2f64.powi(-8) } else { 2f64.powi(-23) };
-            let (n, r) = (tokens * dim, slots * dim);
-            let near = |name: &str, got: &[f32], want: &[f64]| {
-                close(&format!("{name}, {what}"), got, want, 1e-6 * top_k as f64, store);
-            };
-            near("gather", &got[..r], &routed);
-            near("gather's d_x", &got[r..r + n], &sum);
-            sum.iter_mut().zip(&base).for_each(|(s, b)| *s += f64::from(*b));
-            near("combine", &got[r + n..r + 2 * n], &sum);
-            let d_rows = reference::dispatch::gather(&plan, width, &wx, wide_w.as_deref());
-            near("combine's d_rows", &got[r + 2 * n..2 * r + 2 * n], &d_rows);
-            for d in got[2 * r + 2 * n..].chunks(slots) {
-                close(&format!("d_weights, {what}"), d, &d_w, 2e-6 * (dim as f64).sqrt(), 0.0);
+    each_path(|| {
+        for (case, (tokens, experts, top_k)) in ROUTES.into_iter().enumerate() {
+            // One is more than the threads of a row hold at once.
+            let dim = if case == 3 { 9001 } else { [4, 5, 64, 257][case % 4] };
+            let dtype = if case % 2 == 0 { F32 } else { BF16 };
+            let (slots, ids) = (tokens * top_k, choices(tokens, experts, top_k));
+            let (x, rows) =
+                (rounded(dtype, &noise(31, tokens * dim)), rounded(dtype, &noise(32, slots * dim)));
+            let (weights, base) = (noise(33, slots), rounded(dtype, &noise(34, tokens * dim)));
+            let plan = reference::dispatch::plan(&ids, experts);
+            let width = reference::dispatch::Width { top_k, dim };
+            for weighted in [true, false] {
+                let what =
+                    format!("{tokens} tokens, {experts} experts, {top_k} each, D {dim} {dtype} {weighted}");
+                let w = weighted.then_some(&weights[..]);
+                let wide_w = w.map(wide);
+                let (wx, wr) = (wide(&x), wide(&rows));
+                let routed = reference::dispatch::gather(&plan, width, &wx, wide_w.as_deref());
+                let mut sum = reference::dispatch::combine(&plan, width, &wr, wide_w.as_deref());
+                let d_w = reference::dispatch::gather_backward(&plan, width, (&wx, None), &wr).1;
+                let run = |g: &Gpu| {
+                    let up = |v: &[f32], n: usize| Tensor::from_f32(g, "t", &[n, dim], dtype, v).unwrap();
+                    let (x, rows, base) = (up(&x, tokens), up(&rows, slots), up(&base, tokens));
+                    let w = w.map(|w| Tensor::from_flat_f32(g, "w", w).unwrap());
+                    let ids = Tensor::from_u32(g, "ids", &ids).unwrap();
+                    let plan = dispatch::plan(g, &ids, experts, top_k).unwrap();
+                    all_four(g, &plan, &x, &rows, w.as_ref(), &base)
+                };
+                let got = both(&what, run);
+                let store = if dtype == BF16 { 2f64.powi(-8) } else { 2f64.powi(-23) };
+                let (n, r) = (tokens * dim, slots * dim);
+                let near = |name: &str, got: &[f32], want: &[f64]| {
+                    close(&format!("{name}, {what}"), got, want, 1e-6 * top_k as f64, store);
+                };
+                near("gather", &got[..r], &routed);
+                near("gather's d_x", &got[r..r + n], &sum);
+                sum.iter_mut().zip(&base).for_each(|(s, b)| *s += f64::from(*b));
+                near("combine", &got[r + n..r + 2 * n], &sum);
+                let d_rows = reference::dispatch::gather(&plan, width, &wx, wide_w.as_deref());
+                near("combine's d_rows", &got[r + 2 * n..2 * r + 2 * n], &d_rows);
+                for d in got[2 * r + 2 * n..].chunks(slots) {
+                    close(&format!("d_weights, {what}"), d, &d_w, 2e-6 * (dim as f64).sqrt(), 0.0);
+                }
+                assert_eq!(got.len(), 2 * r + 2 * n + if weighted { 2 * slots } else { 0 });
             }
-            assert_eq!(got.len(), 2 * r + 2 * n + if weighted { 2 * slots } else { 0 });
         }
-    }
+    });
 }
 
 /// gather, its d_x, combine on `base`, its d_rows for d_out = x, and both weight gradients, one after another.
 fn all_four(g: &Gpu, plan: &Plan, x: &Tensor, rows: &Tensor, w: Option<&Tensor>, base: &Tensor) -> Vec<f32> {
     let routed = dispatch::gather(g, x, plan, w).unwrap();
-    let (d_x, d_w) = dispatch::gather_backward(g, rows, x, plan, w).unwrap();
+    let (d_x, d_w) = dispatch::gather_backward(g, rows, x, plan, w, None).unwrap();
+    let (d_x2, d_w3) = dispatch::gather_backward(g, rows, x, plan, w, Some(base)).unwrap();
     let sum = dispatch::combine(g, rows, plan, w, Some(base)).unwrap();
     let (d_rows, d_w2) = dispatch::combine_backward(g, x, rows, plan, w).unwrap();
+    // On top of a gradient so far, d_x is what combine gives on a base.
+    assert!(d_x2.to_f32(g).unwrap() == sum.to_f32(g).unwrap(), "gather's d_x onto another");
+    let values = |d: &Option<Tensor>| d.as_ref().map(|d| d.to_f32(g).unwrap());
+    assert!(values(&d_w3) == values(&d_w), "gather's d_weights beside it");
     let all = [Some(routed), Some(d_x), Some(sum), Some(d_rows), d_w, d_w2];
     all.iter().flatten().flat_map(|t| t.to_f32(g).unwrap()).collect()
 }
 
 #[test]
 fn cross_entropy_follows_its_reference() {
-    for (tokens, vocab, dtype, spread) in [
-        (1, 2, F32, 1.0),
-        (7, 7, BF16, 4.0),
-        (65, 258, F32, 10.0),
-        (7, 258, F32, 80.0),
-        (33, 2256, BF16, 4.0),
-        (9, 2256, F32, 1.0),
-        (3, 70_001, F32, 3.0),
-    ] {
-        let x: Vec<f32> = noise(41, tokens * vocab).iter().map(|v| round(dtype, v * spread)).collect();
-        let labels: Vec<u32> = (0..tokens).map(|t| ((t * 37 + 1) % vocab) as u32).collect();
-        let scale = 1.0 / tokens as f32;
-        let want = reference::cross_entropy::forward(&wide(&x), &labels, vocab);
-        let grad = reference::cross_entropy::backward(&wide(&x), &labels, vocab, f64::from(scale));
-        let what = format!("{tokens} x {vocab} {dtype} spread {spread}");
-        let got = both(&what, |g| {
-            let logits = Tensor::from_f32(g, "logits", &[tokens, vocab], dtype, &x).unwrap();
-            let labels = Tensor::from_u32(g, "labels", &labels).unwrap();
-            let losses = Tensor::flat(g, "losses", tokens, F32).unwrap();
-            cross_entropy::forward(g, &logits, &labels, &losses).unwrap();
-            let only = losses.to_f32(g).unwrap();
-            assert!(logits.to_f32(g).unwrap() == x, "{what}: forward changed the logits");
-            cross_entropy::forward_backward(g, &logits, &labels, &losses, scale).unwrap();
-            let losses = losses.to_f32(g).unwrap();
-            assert!(only == losses, "{what}: losses with and without gradient");
-            [losses, logits.to_f32(g).unwrap()].concat()
-        });
-        close(&format!("loss, {what}"), &got[..tokens], &want, 2e-6, 1e-6);
-        let store = if dtype == BF16 { 2f64.powi(-8) } else { 0.0 };
-        close(&format!("gradient, {what}"), &got[tokens..], &grad, 3e-6 * f64::from(scale), store + 4e-6);
-    }
+    each_path(|| {
+        for (tokens, vocab, dtype, spread) in [
+            (1, 2, F32, 1.0),
+            (7, 7, BF16, 4.0),
+            (65, 258, F32, 10.0),
+            (7, 258, F32, 80.0),
+            (33, 2256, BF16, 4.0),
+            (9, 2256, F32, 1.0),
+            (3, 70_001, F32, 3.0),
+        ] {
+            let x: Vec<f32> = noise(41, tokens * vocab).iter().map(|v| round(dtype, v * spread)).collect();
+            let labels: Vec<u32> = (0..tokens).map(|t| ((t * 37 + 1) % vocab) as u32).collect();
+            let scale = 1.0 / tokens as f32;
+            let want = reference::cross_entropy::forward(&wide(&x), &labels, vocab);
+            let grad = reference::cross_entropy::backward(&wide(&x), &labels, vocab, f64::from(scale));
+            let what = format!("{tokens} x {vocab} {dtype} spread {spread}");
+            let got = both(&what, |g| {
+                let logits = Tensor::from_f32(g, "logits", &[tokens, vocab], dtype, &x).unwrap();
+                let labels = Tensor::from_u32(g, "labels", &labels).unwrap();
+                let losses = Tensor::flat(g, "losses", tokens, F32).unwrap();
+                cross_entropy::forward(g, &logits, &labels, &losses).unwrap();
+                let only = losses.to_f32(g).unwrap();
+                assert!(logits.to_f32(g).unwrap() == x, "{what}: forward changed the logits");
+                cross_entropy::forward_backward(g, &logits, &labels, &losses, scale).unwrap();
+                let losses = losses.to_f32(g).unwrap();
+                assert!(only == losses, "{what}: losses with and without gradient");
+                [losses, logits.to_f32(g).unwrap()].concat()
+            });
+            close(&format!("loss, {what}"), &got[..tokens], &want, 2e-6, 1e-6);
+            let store = if dtype == BF16 { 2f64.powi(-8) } else { 0.0 };
+            close(&format!("gradient, {what}"), &got[tokens..], &grad, 3e-6 * f64::from(scale), store + 4e-6);
+        }
+    });
 }
 
 #[test]
 fn a_nan_logit_poisons_its_own_row_only() {
-    let mut x = noise(42, 3 * 7);
-    x[9] = f32::NAN;
-    let got = both("nan", |g| {
-        let logits = Tensor::from_f32(g, "logits", &[3, 7], F32, &x).unwrap();
-        let labels = Tensor::from_u32(g, "labels", &[1, 2, 3]).unwrap();
-        let losses = Tensor::flat(g, "losses", 3, F32).unwrap();
-        cross_entropy::forward_backward(g, &logits, &labels, &losses, 1.0).unwrap();
-        [losses, logits].iter().flat_map(|t| t.to_f32(g).unwrap()).map(|v| f32::from(v.is_nan())).collect()
+    each_path(|| {
+        let mut x = noise(42, 3 * 7);
+        x[9] = f32::NAN;
+        let got = both("nan", |g| {
+            let logits = Tensor::from_f32(g, "logits", &[3, 7], F32, &x).unwrap();
+            let labels = Tensor::from_u32(g, "labels", &[1, 2, 3]).unwrap();
+            let losses = Tensor::flat(g, "losses", 3, F32).unwrap();
+            cross_entropy::forward_backward(g, &logits, &labels, &losses, 1.0).unwrap();
+            [losses, logits]
+                .iter()
+                .flat_map(|t| t.to_f32(g).unwrap())
+                .map(|v| f32::from(v.is_nan()))
+                .collect()
+        });
+        assert_eq!(got[..3], [0.0, 1.0, 0.0]);
+        for (row, d) in got[3..].chunks(7).enumerate() {
+            assert!(d.iter().all(|v| *v == f32::from(row == 1)), "row {row}: {d:?}");
+        }
     });
-    assert_eq!(got[..3], [0.0, 1.0, 0.0]);
-    for (row, d) in got[3..].chunks(7).enumerate() {
-        assert!(d.iter().all(|v| *v == f32::from(row == 1)), "row {row}: {d:?}");
-    }
 }
 
 #[test]

@@ -5,13 +5,14 @@ use super::{Tape, Var};
 use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
-use crate::ops::fp8_linear::Recipe;
+use crate::ops::fp8_linear::{Operand, Recipe};
 use crate::ops::gemm::{self, GemmOptions};
 use crate::ops::{
     attention, cross_entropy, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu,
 };
 use crate::params::ParamId;
 use crate::tensor::Tensor;
+use std::rc::Rc;
 
 /// Bytes of logits that exist at once, at most.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -37,13 +38,46 @@ impl Tape<'_> {
         self.push(Rule::RmsNorm { x: x.value.clone(), rstd, weight }, &[x], y)
     }
 
+    /// `a + b`, and its norm as [`Tape::rmsnorm`], in one pass.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn add_rmsnorm(&mut self, a: &Var, b: &Var, weight: ParamId, eps: f32) -> Result<(Var, Var)> {
+        let w = self.weights.weight(weight)?;
+        let (sum, y, rstd) = rmsnorm::forward_of_sum(self.gpu, &a.value, &b.value, &w, eps)?;
+        let sum = self.push(Rule::Add, &[a, b], sum)?;
+        let y = self.push(Rule::RmsNorm { x: sum.value.clone(), rstd, weight }, &[&sum], y)?;
+        Ok((sum, y))
+    }
+
     /// `x W^T`; rows in groups with one weight each if `offs`.
     ///
     /// # Errors
     /// As [`Tape::embedding`].
     pub fn linear(&mut self, x: &Var, weight: ParamId, offs: Option<&Tensor>, recipe: Recipe) -> Result<Var> {
-        let y = fp8_linear::forward(self.gpu, &x.value, &self.weights.weight(weight)?, offs, recipe)?;
-        self.push(Rule::Linear { x: x.value.clone(), weight, offs: offs.cloned(), recipe }, &[x], y)
+        let [y] = self.linears(x, [(weight, recipe)], offs)?;
+        Ok(y)
+    }
+
+    /// [`Tape::linear`] with several weights on one input, which is quantized once per pass. What forward makes of the
+    /// input is dropped; backward makes its own, when the first of the linears asks, and drops it after the last.
+    ///
+    /// # Errors
+    /// As [`Tape::embedding`].
+    pub fn linears<const N: usize>(
+        &mut self,
+        x: &Var,
+        linears: [(ParamId, Recipe); N],
+        offs: Option<&Tensor>,
+    ) -> Result<[Var; N]> {
+        let forward = Operand::new(&x.value, offs);
+        let backward = Rc::new(Operand::new(&x.value, offs));
+        let mut outputs = Vec::with_capacity(N);
+        for (weight, recipe) in linears {
+            let y = fp8_linear::forward_with(self.gpu, &forward, &self.weights.weight(weight)?, recipe)?;
+            outputs.push(self.push(Rule::Linear { input: backward.clone(), weight, recipe }, &[x], y)?);
+        }
+        Ok(outputs.try_into().expect("one output per weight"))
     }
 
     /// Rotary position embedding of (T, heads * head_dim).

@@ -134,7 +134,8 @@ impl<'a> Tape<'a> {
                 continue;
             }
             started = started.filter(|id| *id != node.output);
-            let flows = node.rule.backward(self.gpu, self.weights, grad)?;
+            let so_far = if node.rule.adds() { grads[node.inputs[0]].take() } else { None };
+            let flows = node.rule.backward(self.gpu, self.weights, grad, so_far)?;
             assert_eq!(flows.len(), node.inputs.len(), "a rule gives one gradient per input");
             for (input, flow) in node.inputs.iter().zip(flows) {
                 let Some(flow) = flow else { continue };

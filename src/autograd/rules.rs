@@ -3,10 +3,11 @@
 use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
-use crate::ops::fp8_linear::Recipe;
-use crate::ops::{attention, dispatch, embedding, fp8_linear, rmsnorm, rope, router, swiglu};
+use crate::ops::fp8_linear::{InputGradient, Operand, Recipe};
+use crate::ops::{attention, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu};
 use crate::params::{ParamId, Weights};
 use crate::tensor::Tensor;
+use std::rc::Rc;
 
 /// One op with what its rule needs.
 pub(super) enum Rule {
@@ -16,8 +17,8 @@ pub(super) enum Rule {
     Embedding { tokens: Tensor, table: ParamId, vocab: usize },
     /// x -> x / rms(x) * weight.
     RmsNorm { x: Tensor, rstd: Tensor, weight: ParamId },
-    /// x -> x W^T, grouped if `offs`.
-    Linear { x: Tensor, weight: ParamId, offs: Option<Tensor>, recipe: Recipe },
+    /// x -> x W^T, grouped if x has group ends; linears of one input share it with what their backward makes of it.
+    Linear { input: Rc<Operand>, weight: ParamId, recipe: Recipe },
     /// Rotation by position.
     Rope { table: Tensor, seq: usize, head_dim: usize },
     /// q, k, v -> softmax(q k^T) v.
@@ -43,8 +44,8 @@ impl Rule {
             Rule::Enter { .. } => "enter",
             Rule::Embedding { .. } => "embedding",
             Rule::RmsNorm { .. } => "rmsnorm",
-            Rule::Linear { offs: None, .. } => "linear",
-            Rule::Linear { .. } => "grouped linear",
+            Rule::Linear { input, .. } if input.is_grouped() => "grouped linear",
+            Rule::Linear { .. } => "linear",
             Rule::Rope { .. } => "rope",
             Rule::Attention { .. } => "attention",
             Rule::SwiGlu { .. } => "swiglu",
@@ -56,12 +57,18 @@ impl Rule {
         }
     }
 
-    /// Gradients of the inputs, in their order; `None` for an input that has none.
+    /// Whether the rule adds the first input's gradient to what has come so far from other rules, in its own pass.
+    pub(super) fn adds(&self) -> bool {
+        matches!(self, Rule::RmsNorm { .. } | Rule::Linear { .. } | Rule::Gather { .. })
+    }
+
+    /// Gradients of the inputs, in their order; `None` for an input that has none. `so_far` is for rules that add.
     pub(super) fn backward(
         self,
         gpu: &Gpu,
         weights: &dyn Weights,
         grad: Option<Tensor>,
+        so_far: Option<Tensor>,
     ) -> Result<Vec<Option<Tensor>>> {
         if let Rule::Head { d_h, d_w, weight } = self {
             weights.gradient(weight, d_w)?;
@@ -75,13 +82,13 @@ impl Rule {
                 vec![]
             }
             Rule::RmsNorm { x, rstd, weight } => {
-                let (d_x, d_w) = rmsnorm::backward(gpu, g, &x, &weights.weight(weight)?, &rstd)?;
+                let (d_x, d_w) =
+                    rmsnorm::backward(gpu, g, &x, &weights.weight(weight)?, &rstd, so_far.as_ref())?;
                 weights.gradient(weight, d_w)?;
                 vec![Some(d_x)]
             }
-            Rule::Linear { x, weight, offs, recipe } => {
-                let w = weights.weight(weight)?;
-                let (d_x, d_w) = fp8_linear::backward(gpu, g, &x, &w, offs.as_ref(), recipe, true)?;
+            Rule::Linear { input, weight, recipe } => {
+                let (d_x, d_w) = linear(gpu, g, &input, &weights.weight(weight)?, recipe, so_far)?;
                 weights.gradient(weight, d_w)?;
                 vec![d_x]
             }
@@ -100,7 +107,8 @@ impl Rule {
                 vec![Some(router::backward(gpu, g, &routing, spec, dtype)?)]
             }
             Rule::Gather { x, plan, weights: scores } => {
-                let (d_x, d_scores) = dispatch::gather_backward(gpu, g, &x, &plan, scores.as_ref())?;
+                let (scores, so_far) = (scores.as_ref(), so_far.as_ref());
+                let (d_x, d_scores) = dispatch::gather_backward(gpu, g, &x, &plan, scores, so_far)?;
                 if scores.is_some() { vec![Some(d_x), d_scores] } else { vec![Some(d_x)] }
             }
             Rule::Combine { rows, plan, weights: scores, base } => {
@@ -115,5 +123,25 @@ impl Rule {
                 flows
             }
         })
+    }
+}
+
+/// Both gradients of a linear, its input's added to what came so far: in place, unless that is another variable's too.
+fn linear(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    input: &Operand,
+    w: &Tensor,
+    recipe: Recipe,
+    so_far: Option<Tensor>,
+) -> Result<(Option<Tensor>, Tensor)> {
+    let backward = |d_x| fp8_linear::backward_with(gpu, d_out, input, w, recipe, d_x);
+    match so_far {
+        None => backward(InputGradient::New),
+        Some(sum) if !sum.is_shared() => backward(InputGradient::Onto(&sum)),
+        Some(sum) => {
+            let (d_x, d_w) = backward(InputGradient::New)?;
+            Ok((d_x.map(|d_x| elementwise::add(gpu, &sum, &d_x)).transpose()?, d_w))
+        }
     }
 }

@@ -138,7 +138,7 @@ pub fn norms(gpu: &Gpu, [t, d]: [usize; 2], dtype: DType) -> Result<Vec<Case>> {
         dtype,
         3 * t * row + once + d * dtype.size(),
         move |gpu| {
-            let (d_x, d_w) = rmsnorm::backward(gpu, &d_y3.tensor, &x3.tensor, &w3.tensor, &rstd3)?;
+            let (d_x, d_w) = rmsnorm::backward(gpu, &d_y3.tensor, &x3.tensor, &w3.tensor, &rstd3, None)?;
             Ok(vec![d_x, d_w])
         },
         move |gpu, results| norm_gradients(gpu, (&x, &d_y, &weight, &rstd), results),

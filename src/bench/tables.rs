@@ -115,7 +115,7 @@ impl Routes {
     fn gather_backward(self: &Rc<Self>) -> Case {
         let run = |gpu: &Gpu, r: &Routes| {
             let (rows, x) = (&r.rows.tensor, &r.x.tensor);
-            let (d_x, d_weights) = dispatch::gather_backward(gpu, rows, x, &r.plan, Some(&r.weights))?;
+            let (d_x, d_weights) = dispatch::gather_backward(gpu, rows, x, &r.plan, Some(&r.weights), None)?;
             Ok(std::iter::once(d_x).chain(d_weights).collect())
         };
         self.case("gather_backward", [2, 1, 3], run, |gpu, r, results| {

@@ -18,6 +18,11 @@ impl Linear {
     pub fn forward(&self, tape: &mut Tape<'_>, x: &Var) -> Result<Var> {
         tape.linear(x, self.weight, None, self.recipe)
     }
+
+    /// What [`Tape::linears`] takes.
+    pub fn pair(&self) -> (ParamId, Recipe) {
+        (self.weight, self.recipe)
+    }
 }
 
 /// Three linears: `w2(silu(w1 x) * w3 x)`.
@@ -32,8 +37,7 @@ impl Ffn {
     /// SwiGLU; over expert groups if `plan`.
     pub fn forward(&self, tape: &mut Tape<'_>, x: &Var, plan: Option<&dispatch::Plan>) -> Result<Var> {
         let offs = plan.map(|p| &p.offs);
-        let gate = tape.linear(x, self.w1.weight, offs, self.w1.recipe)?;
-        let up = tape.linear(x, self.w3.weight, offs, self.w3.recipe)?;
+        let [gate, up] = tape.linears(x, [self.w1.pair(), self.w3.pair()], offs)?;
         let hidden = tape.swiglu(&gate, &up)?;
         tape.linear(&hidden, self.w2.weight, offs, self.w2.recipe)
     }

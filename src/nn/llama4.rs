@@ -53,6 +53,31 @@ struct Layer {
     block: Option<usize>,
 }
 
+/// The residual stream: what a block adds to it is added with the next norm, in one pass.
+struct Stream {
+    sum: Var,
+    more: Option<Var>,
+}
+
+impl Stream {
+    fn new(sum: Var) -> Stream {
+        Stream { sum, more: None }
+    }
+
+    /// Adds a block's output. A norm stands between any two.
+    fn add(&mut self, more: Var) {
+        assert!(self.more.replace(more).is_none(), "a norm stands between two sums");
+    }
+
+    /// The norm of the stream.
+    fn norm(&mut self, tape: &mut Tape<'_>, weight: ParamId, eps: f32) -> Result<Var> {
+        let Some(more) = self.more.take() else { return tape.rmsnorm(&self.sum, weight, eps) };
+        let (sum, normed) = tape.add_rmsnorm(&self.sum, &more, weight, eps)?;
+        self.sum = sum;
+        Ok(normed)
+    }
+}
+
 /// The model: parameter ids, recipes and the routing biases.
 pub struct Llama4 {
     args: ModelArgs,
@@ -162,15 +187,15 @@ impl Llama4 {
     fn hidden(&self, tape: &mut Tape<'_>, batch: &Batch) -> Result<(Var, Vec<Tensor>)> {
         let mut counts = Vec::new();
         tape.enter_block(0);
-        let mut x = tape.embedding(&batch.tokens, self.embedding)?;
+        let mut stream = Stream::new(tape.embedding(&batch.tokens, self.embedding)?);
         tape.leave_block(0)?;
         for (i, layer) in self.layers.iter().enumerate() {
             tape.enter_block(i + 1);
-            x = self.layer(tape, layer, &x, batch, &mut counts)?;
+            self.layer(tape, layer, &mut stream, batch, &mut counts)?;
             tape.leave_block(i + 1)?;
         }
         tape.enter_block(self.layers.len() + 1);
-        Ok((tape.rmsnorm(&x, self.norm, self.eps())?, counts))
+        Ok((stream.norm(tape, self.norm, self.eps())?, counts))
     }
 
     fn eps(&self) -> f32 {
@@ -181,29 +206,26 @@ impl Llama4 {
         &self,
         tape: &mut Tape<'_>,
         layer: &Layer,
-        x: &Var,
+        stream: &mut Stream,
         batch: &Batch,
         counts: &mut Vec<Tensor>,
-    ) -> Result<Var> {
-        let normed = tape.rmsnorm(x, layer.attention_norm, self.eps())?;
-        let attended = self.attention(tape, layer, &normed, batch)?;
-        let h = tape.add(x, &attended)?;
-        let normed = tape.rmsnorm(&h, layer.ffn_norm, self.eps())?;
-        let out = match &layer.mlp {
+    ) -> Result<()> {
+        let normed = stream.norm(tape, layer.attention_norm, self.eps())?;
+        stream.add(self.attention(tape, layer, &normed, batch)?);
+        let normed = stream.norm(tape, layer.ffn_norm, self.eps())?;
+        stream.add(match &layer.mlp {
             Mlp::Dense(ffn) => ffn.forward(tape, &normed, None)?,
             Mlp::Moe(moe) => {
                 let done = moe.forward(tape, &normed)?;
                 counts.push(done.counts);
                 done.out
             }
-        };
-        tape.add(&h, &out)
+        });
+        Ok(())
     }
 
     fn attention(&self, tape: &mut Tape<'_>, layer: &Layer, x: &Var, batch: &Batch) -> Result<Var> {
-        let mut q = layer.wq.forward(tape, x)?;
-        let mut k = layer.wk.forward(tape, x)?;
-        let v = layer.wv.forward(tape, x)?;
+        let [mut q, mut k, v] = tape.linears(x, [layer.wq.pair(), layer.wk.pair(), layer.wv.pair()], None)?;
         let head_dim = self.args.head_dim();
         if let (true, Some(table)) = (layer.rope, &self.rope_table) {
             q = tape.rope(&q, table, batch.seq, head_dim)?;

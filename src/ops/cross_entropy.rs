@@ -5,6 +5,7 @@
 //! their argument's size), plus one rounding of the gradient to the logits' dtype. The mean is a tree of f32 sums: `1e-6`
 //! relative at worst, 1e-7 in practice.
 
+use super::Team;
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -71,22 +72,34 @@ fn launch(gpu: &Gpu, logits: &Tensor, labels: &Tensor, losses: &Tensor, scale: O
     let params =
         CrossEntropy { rows: rows as u32, vocab: logits.cols() as u32, scale: scale.unwrap_or_default() };
     let bindings = [labels.read(), logits.write(), losses.write()];
-    let (workgroup, lanes) = lanes(software);
-    let groups = rows.div_ceil(workgroup / lanes) as u32;
-    gpu.dispatch(&MAIN, &variant(logits.dtype(), scale.is_some(), software), &params, &bindings, groups)
+    let team = team(logits.quads(), software);
+    let once = team.lanes * team.held >= logits.quads();
+    let variant = variant(logits.dtype(), scale.is_some(), team, once);
+    gpu.dispatch(&MAIN, &variant, &params, &bindings, team.groups(rows))
 }
 
-/// Threads of a workgroup, and how many of them share a row.
-fn lanes(software: bool) -> (usize, usize) {
-    if software { (8, 1) } else { (256, 256) }
+/// Quads of a row that a thread holds, if the row fits, and that it takes at a time if not.
+const MOST_HELD: usize = 16;
+const BLOCK: usize = 8;
+
+/// On software adapters a thread takes whole rows.
+fn team(quads: usize, software: bool) -> Team {
+    if software {
+        return Team { rows: 8, lanes: 1, held: 0 };
+    }
+    let team = Team::of(quads, MOST_HELD, false);
+    if team.lanes * team.held < quads { Team { held: BLOCK, ..team } } else { team }
 }
 
-fn variant(x: DType, gradient: bool, software: bool) -> Variant {
-    let (workgroup, lanes) = lanes(software);
-    Variant::new()
-        .constant("WG", workgroup as u32)
-        .constant("LANES", lanes as u32)
-        .constant("TREE", u32::from(lanes > 1))
+fn variant(x: DType, gradient: bool, team: Team, once: bool) -> Variant {
+    let fast = team.lanes > 1;
+    team.constants(Variant::new())
+        .constant("WG", (team.rows * team.lanes) as u32)
+        .constant("TREE", u32::from(fast))
+        .constant("FAST", u32::from(fast))
+        .constant("SIMPLE", u32::from(!fast))
+        .constant("ONCE", u32::from(once))
+        .constant("TWICE", u32::from(!once))
         .constant("GRADIENT", u32::from(gradient))
         .quad("X", x)
 }
@@ -96,8 +109,9 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
     for x in [DType::F32, DType::BF16] {
         for gradient in [false, true] {
-            for software in [false, true] {
-                all.push((MAIN, variant(x, gradient, software)));
+            all.push((MAIN, variant(x, gradient, team(8, true), false)));
+            for quads in [1, 64, 564, 4096, 8192] {
+                all.push((MAIN, variant(x, gradient, team(quads, false), quads < 8192)));
             }
         }
     }

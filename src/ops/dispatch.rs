@@ -6,6 +6,7 @@
 //! `(K + 1) * 2^-24` of the sum of magnitudes, plus the rounding. Weight gradients are dot products in f32:
 //! `D * 2^-24 * sum |a b|` at worst.
 
+use super::Team;
 use crate::Result;
 use crate::gpu::{Binding, Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -94,12 +95,15 @@ pub fn gather(gpu: &Gpu, x: &Tensor, plan: &Plan, weights: Option<&Tensor>) -> R
     let out = Tensor::empty(gpu, "routed rows", &[plan.order.numel(), x.cols()], x.dtype())?;
     let mut bindings = vec![x.read(), plan.order.read(), out.write()];
     bindings.extend(weights.map(Tensor::read));
-    let variant = rows_variant(&GATHER, x.dtype(), weights.is_some(), false);
-    gpu.dispatch(&GATHER, &variant, &params, &bindings, groups(&out, 256))?;
+    let team = Team::of(x.quads(), MOST_HELD / 2, gpu.caps().software);
+    let flags = Flags { weighted: weights.is_some(), ..Flags::default() };
+    let variant = rows_variant(&GATHER, x.dtype(), team, flags);
+    gpu.dispatch(&GATHER, &variant, &params, &bindings, team.groups(out.rows()))?;
     Ok(out)
 }
 
 /// Gradients of [`gather`]: of x `(T, D)`, in d_rows' dtype, and of the weights if there were any, flat f32 `[R]`.
+/// `so_far`, like d_x, is added to it.
 ///
 /// # Errors
 /// As [`plan`].
@@ -110,8 +114,16 @@ pub fn gather_backward(
     x: &Tensor,
     plan: &Plan,
     weights: Option<&Tensor>,
+    so_far: Option<&Tensor>,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let d_x = combine(gpu, d_rows, plan, weights, None)?;
+    let team = Team::of(x.quads(), MOST_HELD, gpu.caps().software);
+    // The weights' gradient in the same pass, if one team holds a whole row.
+    if weights.is_some() && team.rows * team.lanes == 256 && team.lanes * team.held >= x.quads() {
+        let dots = Tensor::flat(gpu, "weight gradients", d_rows.rows(), DType::F32)?;
+        let d_x = combine_with(gpu, d_rows, plan, weights, so_far, Some((x, &dots)))?;
+        return Ok((d_x, Some(dots)));
+    }
+    let d_x = combine(gpu, d_rows, plan, weights, so_far)?;
     Ok((d_x, weights.map(|_| products(gpu, x, d_rows, plan)).transpose()?))
 }
 
@@ -128,6 +140,19 @@ pub fn combine(
     weights: Option<&Tensor>,
     base: Option<&Tensor>,
 ) -> Result<Tensor> {
+    combine_with(gpu, rows, plan, weights, base, None)
+}
+
+/// [`combine`] that also writes `(tokens, dots)`: the dot product of each slot's token and row.
+#[track_caller]
+fn combine_with(
+    gpu: &Gpu,
+    rows: &Tensor,
+    plan: &Plan,
+    weights: Option<&Tensor>,
+    base: Option<&Tensor>,
+    dots: Option<(&Tensor, &Tensor)>,
+) -> Result<Tensor> {
     let params = sizes(plan, rows, "combine's rows", rows.rows());
     let tokens = plan.slot.numel() / plan.top_k;
     let out = Tensor::empty(gpu, "combined rows", &[tokens, rows.cols()], rows.dtype())?;
@@ -138,8 +163,15 @@ pub fn combine(
     let mut bindings = vec![rows.read(), plan.slot.read(), out.write()];
     bindings.extend(weights.map(Tensor::read));
     bindings.extend(base.map(Tensor::read));
-    let variant = rows_variant(&COMBINE, rows.dtype(), weights.is_some(), base.is_some());
-    gpu.dispatch(&COMBINE, &variant, &params, &bindings, groups(&out, 256))?;
+    if let Some((tokens, dots)) = dots {
+        assert_eq!(tokens.cols(), rows.cols(), "combine: {:?} and {:?}", tokens.shape(), rows.shape());
+        bindings.extend([tokens.read(), dots.write()]);
+    }
+    let team = Team::of(rows.quads(), MOST_HELD, gpu.caps().software);
+    let flags =
+        Flags { weighted: weights.is_some(), based: base.is_some(), dots: dots.map(|(t, _)| t.dtype()) };
+    let variant = rows_variant(&COMBINE, rows.dtype(), team, flags);
+    gpu.dispatch(&COMBINE, &variant, &params, &bindings, team.groups(tokens))?;
     Ok(out)
 }
 
@@ -193,34 +225,45 @@ fn sizes(plan: &Plan, of: &Tensor, what: &str, slots: usize) -> Dispatch {
     }
 }
 
-/// Workgroups for one thread per quad of `out`.
-fn groups(out: &Tensor, workgroup: usize) -> u32 {
-    (out.rows() * out.quads()).div_ceil(workgroup) as u32
-}
+/// Quads of a row that a thread of `combine` takes at a time, at most; of `gather` half as many.
+const MOST_HELD: usize = 8;
 
-/// Threads of a workgroup, and how many of them share one dot product.
+/// Threads of a workgroup, and how many of them share one dot product or one expert's chunks.
 fn lanes(software: bool) -> (usize, usize) {
     if software { (64, 1) } else { (256, 32) }
 }
 
-fn variant(kernel: &Kernel, software: bool) -> Variant {
-    let (workgroup, lanes) = lanes(software);
+/// The variant that compiles the entry of `kernel`, with `workgroup` threads of which `lanes` share sums.
+fn entry(kernel: &Kernel, (workgroup, tree): (usize, bool)) -> Variant {
     let names = ["COUNT", "SCAN", "PLACE", "GATHER", "COMBINE", "PRODUCTS"];
-    let all = Variant::new()
-        .constant("WG", workgroup as u32)
-        .constant("LANES", lanes as u32)
-        .constant("TREE", u32::from(lanes > 1));
+    let all = Variant::new().constant("WG", workgroup as u32).constant("TREE", u32::from(tree));
     names
         .into_iter()
         .fold(all, |v, name| v.constant(name, u32::from(name.eq_ignore_ascii_case(kernel.entry))))
 }
 
-/// The variant of `gather` or `combine`; they are the same on every adapter.
-fn rows_variant(kernel: &Kernel, x: DType, weighted: bool, based: bool) -> Variant {
-    variant(kernel, true)
-        .constant("WEIGHTED", u32::from(weighted))
-        .constant("BASED", u32::from(based))
+fn variant(kernel: &Kernel, software: bool) -> Variant {
+    let (workgroup, lanes) = lanes(software);
+    entry(kernel, (workgroup, lanes > 1)).constant("LANES", lanes as u32)
+}
+
+/// What `gather` and `combine` do beside moving rows: weights, a base, dot products with tokens of this dtype.
+#[derive(Clone, Copy, Default)]
+struct Flags {
+    weighted: bool,
+    based: bool,
+    dots: Option<DType>,
+}
+
+fn rows_variant(kernel: &Kernel, x: DType, team: Team, flags: Flags) -> Variant {
+    let variant = entry(kernel, (team.rows * team.lanes, flags.dots.is_some()));
+    team.constants(variant)
+        .constant("WEIGHTED", u32::from(flags.weighted))
+        .constant("PLAIN", u32::from(!flags.weighted))
+        .constant("BASED", u32::from(flags.based))
+        .constant("DOTS", u32::from(flags.dots.is_some()))
         .quad("X", x)
+        .quad("Y", flags.dots.unwrap_or(x))
 }
 
 /// Every variant, for validation without a GPU.
@@ -237,9 +280,13 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
                 all.push((PRODUCTS, variant(&PRODUCTS, software).quad("X", x).quad("Y", y)));
             }
         }
-        for (weighted, based) in [(false, false), (false, true), (true, false), (true, true)] {
-            all.push((GATHER, rows_variant(&GATHER, x, weighted, false)));
-            all.push((COMBINE, rows_variant(&COMBINE, x, weighted, based)));
+        for team in Team::kinds() {
+            for (weighted, based) in [(false, false), (false, true), (true, false), (true, true)] {
+                let flags = Flags { weighted, based, dots: None };
+                all.push((GATHER, rows_variant(&GATHER, x, team, flags)));
+                let dots = (weighted && team.rows * team.lanes == 256).then_some(x);
+                all.push((COMBINE, rows_variant(&COMBINE, x, team, Flags { dots, ..flags })));
+            }
         }
     }
     all

@@ -1,9 +1,10 @@
 //! Token embedding: rows of a table, and the table's gradient in a fixed order.
 //!
 //! Definition: `torch.nn.functional.embedding` (PyTorch 2.8).
-//! Forward copies, so it is exact. Backward adds a row's `n` tokens one after another in f32: `n * 2^-24 * sum |d|`,
-//! plus one rounding to the result's dtype.
+//! Forward copies, so it is exact. Backward adds a row's `n` tokens in f32, one after another in chunks of 32 and between
+//! them: `(n / 32 + 64) * 2^-24 * sum |d|`, plus one rounding to the result's dtype.
 
+use super::Team;
 use crate::Result;
 use crate::gpu::{Binding, Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -14,13 +15,22 @@ crate::params! {
         tokens: u32,
         vocab: u32,
         quads: u32,
+        slices: u32,
     }
 }
 
 const TEXT: &str = include_str!("../../shaders/embedding.wgsl");
 const FORWARD: Kernel = Kernel { name: "embedding.forward", text: TEXT, entry: "forward" };
-const BUCKET: Kernel = Kernel { name: "embedding.bucket", text: TEXT, entry: "bucket" };
+const RANK: Kernel = Kernel { name: "embedding.rank", text: TEXT, entry: "rank" };
+const PLACE: Kernel = Kernel { name: "embedding.place", text: TEXT, entry: "place" };
+const STARTS: Kernel = Kernel { name: "embedding.starts", text: TEXT, entry: "starts" };
+const RUNS: Kernel = Kernel { name: "embedding.runs", text: TEXT, entry: "runs" };
 const BACKWARD: Kernel = Kernel { name: "embedding.backward", text: TEXT, entry: "backward" };
+
+/// Positions of one token that are summed at once, a multiple of 4.
+const CHUNK: usize = 32;
+/// Quads of a row that a thread takes at a time, at most.
+const MOST_HELD: usize = 8;
 
 /// `out[t] = table[tokens[t]]`: tokens flat u32 `[T]`, each below V; table `(V, D)`; the result `(T, D)` in its dtype.
 ///
@@ -30,63 +40,106 @@ const BACKWARD: Kernel = Kernel { name: "embedding.backward", text: TEXT, entry:
 pub fn forward(gpu: &Gpu, tokens: &Tensor, table: &Tensor) -> Result<Tensor> {
     assert_eq!(tokens.dtype(), DType::U32, "embedding: tokens {:?} are u32", tokens.shape());
     let out = Tensor::empty(gpu, "embedded tokens", &[tokens.numel(), table.cols()], table.dtype())?;
+    let params = params((tokens.numel(), table.rows(), table.quads()), 1);
     let bindings = [tokens.read(), table.read(), out.write()];
-    let variant = variant("FORWARD").quad("X", table.dtype());
-    let threads = out.rows() * out.quads();
-    launch(gpu, &FORWARD, &variant, (tokens.numel(), table.rows(), table.quads()), &bindings, threads)?;
+    let groups = (out.rows() * out.quads()).div_ceil(256) as u32;
+    gpu.dispatch(&FORWARD, &variant("FORWARD").quad("X", table.dtype()), &params, &bindings, groups)?;
     Ok(out)
 }
 
-/// The table's gradient `(vocab, D)` in `dtype`: row v is the sum of `d_out[t]` over the tokens `t` that are v, in
-/// their order. `d_out` is `(T, D)`. Takes two scans of the tokens per vocabulary row.
+/// The table's gradient `(vocab, D)` in `dtype`: row v is the sum of `d_out[t]` over the tokens `t` that are v, in a fixed
+/// order. `d_out` is `(T, D)`. Compares every two tokens once.
 ///
 /// # Errors
 /// As [`forward`].
 #[track_caller]
 pub fn backward(gpu: &Gpu, tokens: &Tensor, d_out: &Tensor, vocab: usize, dtype: DType) -> Result<Tensor> {
-    let count = tokens.numel();
+    let (count, quads) = (tokens.numel(), d_out.quads());
     assert_eq!(count, d_out.rows(), "embedding: tokens, rows of d_out {:?}", d_out.shape());
-    let sizes = (count, vocab, d_out.quads());
-    let order = Tensor::flat(gpu, "token order", count, DType::U32)?;
-    let first = Tensor::flat(gpu, "token starts", vocab + 1, DType::U32)?;
-    let bindings = [tokens.read(), order.write(), first.write()];
-    launch(gpu, &BUCKET, &variant("BUCKET"), sizes, &bindings, vocab + 1)?;
+    let software = gpu.caps().software;
+    let params = params((count, vocab, quads), slices(count, software));
+    let Sorted { order, sorted, first } = sort(gpu, tokens, &params)?;
+    // One at least, so that there is something to bind.
+    let whole = (count / CHUNK).max(1);
+    let sums = Tensor::empty(gpu, "sums of runs", &[whole, 4 * quads], DType::F32)?;
+    let bindings = [order.read(), sorted.read(), d_out.read(), sums.write()];
+    let runs = variant("RUNS").quad("X", d_out.dtype());
+    gpu.dispatch(&RUNS, &runs, &params, &bindings, (whole * quads).div_ceil(64) as u32)?;
     let out = Tensor::empty(gpu, "embedding gradient", &[vocab, d_out.cols()], dtype)?;
-    let bindings = [order.read(), first.read(), d_out.read(), out.write()];
-    let variant = variant("BACKWARD").quad("X", d_out.dtype()).quad("OUT", dtype);
-    launch(gpu, &BACKWARD, &variant, sizes, &bindings, vocab * d_out.quads())?;
+    let bindings = [order.read(), first.read(), d_out.read(), sums.read(), out.write()];
+    let team = Team::of(quads, MOST_HELD, software);
+    gpu.dispatch(
+        &BACKWARD,
+        &backward_variant([d_out.dtype(), dtype], team),
+        &params,
+        &bindings,
+        team.groups(vocab),
+    )?;
     Ok(out)
 }
 
-/// `sizes` are tokens, vocabulary and quads of a row; `threads` what the kernel needs.
-fn launch(
-    gpu: &Gpu,
-    kernel: &Kernel,
-    variant: &Variant,
-    sizes: (usize, usize, usize),
-    bindings: &[Binding],
-    threads: usize,
-) -> Result<()> {
-    let params = Embedding { tokens: sizes.0 as u32, vocab: sizes.1 as u32, quads: sizes.2 as u32 };
-    let workgroup = if kernel.entry == "bucket" { 64 } else { 256 };
-    gpu.dispatch(kernel, variant, &params, bindings, threads.div_ceil(workgroup) as u32)
+/// Positions sorted by token.
+struct Sorted {
+    /// The positions, flat u32 (T).
+    order: Tensor,
+    /// Their tokens, flat u32 (T).
+    sorted: Tensor,
+    /// Where each token begins, and the end, flat u32 (V + 1).
+    first: Tensor,
 }
 
-/// The variant that compiles one of the three entry points.
+fn sort(gpu: &Gpu, tokens: &Tensor, params: &Embedding) -> Result<Sorted> {
+    let [count, vocab, slices] = [params.tokens, params.vocab, params.slices].map(|n| n as usize);
+    let index = |name: &str, n: usize| Tensor::flat(gpu, name, n, DType::U32);
+    let ranks = index("ranks of tokens", count * slices)?;
+    let sorted = Sorted {
+        order: index("token order", count)?,
+        sorted: index("sorted tokens", count)?,
+        first: index("token starts", vocab + 1)?,
+    };
+    let run = |kernel: &Kernel, name: &str, bindings: &[Binding], threads: usize| {
+        gpu.dispatch(kernel, &variant(name), params, bindings, threads.div_ceil(64) as u32)
+    };
+    run(&RANK, "RANK", &[tokens.read(), ranks.write()], count * slices)?;
+    let bindings = [tokens.read(), ranks.read(), sorted.order.write(), sorted.sorted.write()];
+    run(&PLACE, "PLACE", &bindings, count)?;
+    run(&STARTS, "STARTS", &[sorted.sorted.read(), sorted.first.write()], vocab + 1)?;
+    Ok(sorted)
+}
+
+/// Slices of the tokens, so that enough threads count to fill a GPU.
+fn slices(tokens: usize, software: bool) -> usize {
+    if software { 1 } else { (262_144 / tokens.max(1)).clamp(1, 16) }
+}
+
+fn params((tokens, vocab, quads): (usize, usize, usize), slices: usize) -> Embedding {
+    let [tokens, vocab, quads, slices] = [tokens, vocab, quads, slices].map(|n| n as u32);
+    Embedding { tokens, vocab, quads, slices }
+}
+
+/// The variant that compiles one of the entry points.
 fn variant(which: &str) -> Variant {
-    let names = ["FORWARD", "BUCKET", "BACKWARD"];
-    names.into_iter().fold(Variant::new(), |v, name| v.constant(name, u32::from(name == which)))
+    let names = ["FORWARD", "RANK", "PLACE", "STARTS", "RUNS", "BACKWARD"];
+    let all = Variant::new().constant("CHUNK", CHUNK as u32);
+    names.into_iter().fold(all, |v, name| v.constant(name, u32::from(name == which)))
+}
+
+fn backward_variant([x, out]: [DType; 2], team: Team) -> Variant {
+    team.constants(variant("BACKWARD")).quad("X", x).quad("OUT", out)
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     use DType::{BF16, F32};
-    let mut all = vec![(BUCKET, variant("BUCKET"))];
+    let mut all =
+        [(RANK, "RANK"), (PLACE, "PLACE"), (STARTS, "STARTS")].map(|(k, name)| (k, variant(name))).to_vec();
     for x in [F32, BF16] {
         all.push((FORWARD, variant("FORWARD").quad("X", x)));
-        for out in [F32, BF16] {
-            all.push((BACKWARD, variant("BACKWARD").quad("X", x).quad("OUT", out)));
+        all.push((RUNS, variant("RUNS").quad("X", x)));
+        for team in Team::kinds() {
+            all.push((BACKWARD, backward_variant([x, x], team)));
         }
     }
+    all.push((BACKWARD, backward_variant([BF16, F32], Team::of(64, MOST_HELD, false))));
     all
 }

@@ -58,6 +58,11 @@ impl Operand {
         }
     }
 
+    /// Whether its rows are in groups.
+    pub fn is_grouped(&self) -> bool {
+        self.offs.is_some()
+    }
+
     fn along_k(&self, gpu: &Gpu) -> Result<&Quantized> {
         get_or_try(&self.along_k, || quantize::rowwise(gpu, &self.x))
     }
@@ -132,10 +137,22 @@ pub fn backward(
     recipe: Recipe,
     need_d_x: bool,
 ) -> Result<(Option<Tensor>, Tensor)> {
-    backward_with(gpu, d_out, &Operand::new(x, offs), w, recipe, need_d_x)
+    let d_x = if need_d_x { InputGradient::New } else { InputGradient::None };
+    backward_with(gpu, d_out, &Operand::new(x, offs), w, recipe, d_x)
 }
 
-/// [`backward`] of an input whose quantized form other weights use too.
+/// What becomes of the gradient of a linear's input.
+#[derive(Clone, Copy, Debug)]
+pub enum InputGradient<'a> {
+    /// It is not computed.
+    None,
+    /// It is a new tensor.
+    New,
+    /// It is added to this one, like x, in place.
+    Onto(&'a Tensor),
+}
+
+/// [`backward`] of an input whose quantized form other weights use too, and whose gradient may be a sum over them.
 ///
 /// # Errors
 /// As [`forward`].
@@ -146,7 +163,7 @@ pub fn backward_with(
     input: &Operand,
     w: &Tensor,
     recipe: Recipe,
-    need_d_x: bool,
+    d_x: InputGradient<'_>,
 ) -> Result<(Option<Tensor>, Tensor)> {
     let n = check(&input.x, w, recipe);
     assert_eq!(
@@ -157,29 +174,57 @@ pub fn backward_with(
         input.x.shape(),
         w.shape()
     );
-    let quantized = |d_out: &Quantized| d_input(gpu, d_out, input, w, recipe);
+    let wanted = !matches!(d_x, InputGradient::None);
+    let quantized = |d_out: &Quantized| d_input(gpu, d_out, input, w, recipe, d_x);
     let d_x = match recipe {
-        Recipe::Tensorwise => return tensorwise_backward(gpu, d_out, input, w, need_d_x),
-        Recipe::Rowwise if need_d_x => {
+        Recipe::Tensorwise => return tensorwise_backward(gpu, d_out, input, w, d_x),
+        Recipe::Rowwise if wanted => {
             let (along_n, along_rows) = quantize::both(gpu, d_out, input.offs.as_ref())?;
             let d_x = quantized(&along_n)?;
             drop(along_n);
-            return Ok((Some(d_x), d_weight(gpu, &along_rows, input, w)?));
+            return Ok((d_x, d_weight(gpu, &along_rows, input, w)?));
         }
         Recipe::Rowwise => {
             let d_out = quantize::colwise(gpu, d_out, input.offs.as_ref())?;
             return Ok((None, d_weight(gpu, &d_out, input, w)?));
         }
-        _ if !need_d_x => None,
-        Recipe::HighPrecision => Some(gemm::nn(gpu, d_out, w, input.x.dtype(), input.plain())?),
-        Recipe::RowwiseGwHp => Some(quantized(&quantize::rowwise(gpu, d_out)?)?),
+        _ if !wanted => None,
+        Recipe::HighPrecision => input_product(gpu, d_out, w, &input.x, d_x, input.plain())?,
+        Recipe::RowwiseGwHp => quantized(&quantize::rowwise(gpu, d_out)?)?,
     };
     let d_w = gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain())?;
     Ok((d_x, d_w.reshape(w.shape())))
 }
 
+/// `a(M, N) w[g](N, K)` in the dtype of x (M, K), new or onto a sum.
+fn input_product(
+    gpu: &Gpu,
+    a: &Tensor,
+    w: &Tensor,
+    x: &Tensor,
+    d_x: InputGradient<'_>,
+    options: GemmOptions<'_>,
+) -> Result<Option<Tensor>> {
+    match d_x {
+        InputGradient::None => Ok(None),
+        InputGradient::New => gemm::nn(gpu, a, w, x.dtype(), options).map(Some),
+        InputGradient::Onto(sum) => {
+            assert_eq!((sum.rows(), sum.cols()), (x.rows(), x.cols()), "fp8_linear: sum of d_x, x");
+            gemm::nn_onto(gpu, a, w, sum, options)?;
+            Ok(Some(sum.clone()))
+        }
+    }
+}
+
 /// `d_x(M, K) = d_out(M, N) w[g]`, both quantized along N.
-fn d_input(gpu: &Gpu, d_out: &Quantized, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
+fn d_input(
+    gpu: &Gpu,
+    d_out: &Quantized,
+    input: &Operand,
+    w: &Tensor,
+    recipe: Recipe,
+    d_x: InputGradient<'_>,
+) -> Result<Option<Tensor>> {
     let quantized = match recipe {
         Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?,
         _ => quantize::weight_colwise(gpu, w)?,
@@ -189,7 +234,7 @@ fn d_input(gpu: &Gpu, d_out: &Quantized, input: &Operand, w: &Tensor, recipe: Re
         _ => Scale::per_group(&quantized.descale, w.cols()),
     };
     let scales = input.scaled(Scale::per_row(&d_out.descale), col);
-    gemm::nn(gpu, &d_out.codes, &quantized.codes, input.x.dtype(), scales)
+    input_product(gpu, &d_out.codes, &quantized.codes, &input.x, d_x, scales)
 }
 
 /// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
@@ -207,15 +252,15 @@ fn tensorwise_backward(
     d_out: &Tensor,
     input: &Operand,
     w: &Tensor,
-    need_d_x: bool,
+    wanted: InputGradient<'_>,
 ) -> Result<(Option<Tensor>, Tensor)> {
     let d_out = quantize::tensorwise(gpu, d_out, DType::E5M2)?;
     let row = Scale::tensorwise(&d_out.descale);
     let mut d_x = None;
-    if need_d_x {
+    if !matches!(wanted, InputGradient::None) {
         let w = quantize::tensorwise(gpu, w, DType::E4M3)?;
         let scales = input.scaled(row, Scale::tensorwise(&w.descale));
-        d_x = Some(gemm::nn(gpu, &d_out.codes, &w.codes, input.x.dtype(), scales)?);
+        d_x = input_product(gpu, &d_out.codes, &w.codes, &input.x, wanted, scales)?;
     }
     let x = input.whole(gpu)?;
     let scales = input.scaled(row, Scale::tensorwise(&x.descale));

@@ -122,7 +122,7 @@ pub fn nn(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_
 #[track_caller]
 pub(crate) fn nn_of(gpu: &Gpu, a: &Codes, w: &Codes, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
     let result = Tensor::empty(gpu, "gemm result", &[a.rows(), w.cols()], out)?;
-    nn_codes_into(gpu, a, w, &result, options)?;
+    nn_codes_into(gpu, a, w, &result, false, options)?;
     Ok(result)
 }
 
@@ -132,11 +132,27 @@ pub(crate) fn nn_of(gpu: &Gpu, a: &Codes, w: &Codes, out: DType, options: GemmOp
 /// What the device reported.
 #[track_caller]
 pub fn nn_into(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
-    nn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), result, options)
+    nn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), result, false, options)
+}
+
+/// [`nn`] added to what is in `result` (M, N).
+///
+/// # Errors
+/// What the device reported.
+#[track_caller]
+pub fn nn_onto(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
+    nn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), result, true, options)
 }
 
 #[track_caller]
-fn nn_codes_into(gpu: &Gpu, a: &Codes, w: &Codes, result: &Tensor, options: GemmOptions<'_>) -> Result<()> {
+fn nn_codes_into(
+    gpu: &Gpu,
+    a: &Codes,
+    w: &Codes,
+    result: &Tensor,
+    accumulate: bool,
+    options: GemmOptions<'_>,
+) -> Result<()> {
     let k = w.shape()[w.shape().len() - 2];
     assert_eq!(
         a.cols(),
@@ -147,7 +163,7 @@ fn nn_codes_into(gpu: &Gpu, a: &Codes, w: &Codes, result: &Tensor, options: Gemm
     );
     let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options) };
     assert_eq!(result.numel(), dims.m * dims.n, "gemm nn: result {:?} of {dims:?}", result.shape());
-    launch(gpu, &NN, (a, w), result, dims, options, false)
+    launch(gpu, &NN, (a, w), result, dims, options, accumulate)
 }
 
 /// `out[g](M, N) = A_g(R_g, M)^T B_g(R_g, N)`; the result is (E, M, N), or (M, N) without groups.

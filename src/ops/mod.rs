@@ -25,6 +25,46 @@ pub mod swiglu;
 
 use crate::gpu::{Kernel, Variant};
 
+/// How the threads of a workgroup share rows of quads: `lanes` threads a row, each `held` quads at a time, `rows` rows.
+#[derive(Clone, Copy, Debug)]
+struct Team {
+    rows: usize,
+    lanes: usize,
+    held: usize,
+}
+
+impl Team {
+    /// For rows of `quads` quads: on GPUs so that a thread has four or more loads on their way, at most `most`, and
+    /// neighbours read neighbours.
+    fn of(quads: usize, most: usize, software: bool) -> Team {
+        if software {
+            let lanes = quads.next_power_of_two().clamp(8, 64);
+            return Team { rows: 64 / lanes, lanes, held: 1 };
+        }
+        // The largest power of two that is no more than a quarter of the row.
+        let lanes = (1usize << (quads / 4).max(1).ilog2()).clamp(16, 256);
+        Team { rows: 256 / lanes, lanes, held: quads.div_ceil(lanes).clamp(1, most) }
+    }
+
+    /// Workgroups for `rows` rows.
+    fn groups(self, rows: usize) -> u32 {
+        rows.div_ceil(self.rows) as u32
+    }
+
+    /// `variant` with the constants ROWS, LANES and HELD.
+    fn constants(self, variant: Variant) -> Variant {
+        let all = [("ROWS", self.rows), ("LANES", self.lanes), ("HELD", self.held)];
+        all.into_iter().fold(variant, |v, (name, value)| v.constant(name, value as u32))
+    }
+
+    /// One of each kind, for validation without a GPU.
+    fn kinds() -> Vec<Team> {
+        let mut all = vec![Team::of(16, 8, true)];
+        all.extend([1, 16, 64, 564, 1280, 4096].map(|quads| Team::of(quads, 8, false)));
+        all
+    }
+}
+
 /// Every kernel in every variant that the ops can ask for, for validation without a GPU.
 pub fn kernels() -> Vec<(Kernel, Variant)> {
     [

@@ -6,13 +6,14 @@
 //! case and 1e-6 of the largest value in practice, and one rounding to the dtype. `d_weight` sums over rows in f32:
 //! `rows * 2^-24` of the sum of magnitudes.
 
+use super::Team;
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 
 crate::params! {
-    struct Rmsnorm { rows: u32, cols: u32, eps: f32 }
+    struct Rmsnorm { rows: u32, cols: u32, chunk: u32, eps: f32 }
 }
 crate::params! {
     struct Columns { rows: u32, quads: u32 }
@@ -24,8 +25,12 @@ const BACKWARD: Kernel = Kernel { name: "rmsnorm.backward", text: TEXT, entry: "
 const PARTIAL: Kernel = Kernel { name: "rmsnorm.partial", text: TEXT, entry: "partial" };
 const TOTAL: Kernel = Kernel { name: "rmsnorm.total", text: TEXT, entry: "total" };
 
-/// Rows that one thread sums for the weight's gradient: the same on every adapter, so that the order is.
+/// Rows that one thread of `partial` sums for the weight's gradient.
 const CHUNK: usize = 64;
+/// Quads that a thread keeps; longer rows are read twice.
+const MOST_HELD: usize = 8;
+/// Workgroups of a backward pass that sums the weight's gradient too: enough for a large GPU, few partial sums.
+const WORKGROUPS: usize = 512;
 
 /// `(y, rstd)`: `y` like `x` (T, D), f32 or bf16; `rstd` flat f32 `[T]` is what [`backward`] needs.
 ///
@@ -33,18 +38,50 @@ const CHUNK: usize = 64;
 /// The result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn forward(gpu: &Gpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    assert_eq!(weight.numel(), x.cols(), "rmsnorm: weight {:?} of x {:?}", weight.shape(), x.shape());
-    let y = Tensor::empty(gpu, "rmsnorm y", x.shape(), x.dtype())?;
-    let rstd = Tensor::flat(gpu, "rmsnorm rstd", x.rows(), DType::F32)?;
-    let shape = Threads::new(gpu.caps().software);
-    let params = Rmsnorm { rows: x.rows() as u32, cols: x.cols() as u32, eps };
-    let bindings = [x.read(), weight.read(), y.write(), rstd.write()];
-    let groups = x.rows().div_ceil(shape.rows) as u32;
-    gpu.dispatch(&FORWARD, &variant(x.dtype(), weight.dtype(), shape), &params, &bindings, groups)?;
+    let (y, rstd) = results(gpu, x, weight)?;
+    launch_forward(gpu, [x, weight, &y, &rstd], &[], eps)?;
     Ok((y, rstd))
 }
 
-/// `(d_x, d_weight)` of [`forward`]; `d_weight` has the weight's shape and dtype.
+/// `(sum, y, rstd)`: `sum = a + b`, rounded to their dtype, and [`forward`] of it, in one pass.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn forward_of_sum(
+    gpu: &Gpu,
+    a: &Tensor,
+    b: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    like(a, b, "a and b of a sum");
+    let sum = Tensor::empty(gpu, "sum", a.shape(), a.dtype())?;
+    let (y, rstd) = results(gpu, a, weight)?;
+    launch_forward(gpu, [a, weight, &y, &rstd], &[b, &sum], eps)?;
+    Ok((sum, y, rstd))
+}
+
+#[track_caller]
+fn results(gpu: &Gpu, x: &Tensor, weight: &Tensor) -> Result<(Tensor, Tensor)> {
+    assert_eq!(weight.numel(), x.cols(), "rmsnorm: weight {:?} of x {:?}", weight.shape(), x.shape());
+    let y = Tensor::empty(gpu, "rmsnorm y", x.shape(), x.dtype())?;
+    Ok((y, Tensor::flat(gpu, "rmsnorm rstd", x.rows(), DType::F32)?))
+}
+
+fn launch_forward(gpu: &Gpu, [x, weight, y, rstd]: [&Tensor; 4], sum: &[&Tensor], eps: f32) -> Result<()> {
+    let team = team(x.quads(), gpu.caps().software);
+    let params = Rmsnorm { rows: x.rows() as u32, cols: x.cols() as u32, chunk: 1, eps };
+    let mut bindings = vec![x.read(), weight.read(), y.write(), rstd.write()];
+    if let [more, out] = sum {
+        bindings.extend([more.read(), out.write()]);
+    }
+    let flags = Flags { add: !sum.is_empty(), ..Flags::default() };
+    let variant = variant([x.dtype(), weight.dtype()], team, flags);
+    gpu.dispatch(&FORWARD, &variant, &params, &bindings, team.groups(x.rows()))
+}
+
+/// `(d_x, d_weight)` of [`forward`]; `d_weight` has the weight's shape and dtype. `so_far`, like x, is added to d_x.
 ///
 /// # Errors
 /// As [`forward`].
@@ -55,58 +92,75 @@ pub fn backward(
     x: &Tensor,
     weight: &Tensor,
     rstd: &Tensor,
+    so_far: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
     assert_eq!(weight.numel(), x.cols(), "rmsnorm: weight {:?} of x {:?}", weight.shape(), x.shape());
-    assert_eq!((d_y.rows(), d_y.cols()), (x.rows(), x.cols()), "rmsnorm: d_y and x");
-    assert_eq!((d_y.dtype(), rstd.numel()), (x.dtype(), x.rows()), "rmsnorm: dtype of d_y, length of rstd");
+    like(d_y, x, "d_y and x");
+    so_far.inspect(|t| like(t, x, "the gradient so far and x"));
+    assert_eq!(rstd.numel(), x.rows(), "rmsnorm: length of rstd");
+    let software = gpu.caps().software;
+    let team = team(x.quads(), software);
+    let fused = !software && team.lanes * team.held >= x.quads();
+    let flags = Flags { fused, onto: so_far.is_some(), ..Flags::default() };
+    let chunk = if fused { x.rows().div_ceil(WORKGROUPS * team.rows) } else { 1 };
+    let groups = x.rows().div_ceil(team.rows * chunk);
     let d_x = Tensor::empty(gpu, "rmsnorm d_x", x.shape(), x.dtype())?;
-    let shape = Threads::new(gpu.caps().software);
-    let params = Rmsnorm { rows: x.rows() as u32, cols: x.cols() as u32, eps: 0.0 };
-    let bindings = [x.read(), weight.read(), d_y.read(), rstd.read(), d_x.write()];
-    let groups = x.rows().div_ceil(shape.rows) as u32;
-    gpu.dispatch(&BACKWARD, &variant(x.dtype(), weight.dtype(), shape), &params, &bindings, groups)?;
-    Ok((d_x, weight_gradient(gpu, d_y, x, weight, rstd)?))
-}
-
-fn weight_gradient(gpu: &Gpu, d_y: &Tensor, x: &Tensor, weight: &Tensor, rstd: &Tensor) -> Result<Tensor> {
-    let shape = Threads::new(gpu.caps().software);
-    let variant = variant(x.dtype(), weight.dtype(), shape);
-    let chunks = x.rows().div_ceil(CHUNK);
-    let quads = x.quads();
-    let sums = Tensor::empty(gpu, "rmsnorm partial sums", &[chunks, 4 * quads], DType::F32)?;
-    let params = Columns { rows: x.rows() as u32, quads: quads as u32 };
-    let groups = (chunks * quads).div_ceil(shape.all()) as u32;
-    let bindings = [x.read(), sums.write(), d_y.read(), rstd.read()];
-    gpu.dispatch(&PARTIAL, &variant, &params, &bindings, groups)?;
+    let (rows, cols) = (x.rows() as u32, x.cols() as u32);
+    let params = Rmsnorm { rows, cols, chunk: chunk as u32, eps: 0.0 };
+    let sum_rows = if fused { groups } else { x.rows().div_ceil(CHUNK) };
+    let sums = Tensor::empty(gpu, "rmsnorm partial sums", &[sum_rows, 4 * x.quads()], DType::F32)?;
+    let mut bindings = vec![x.read(), weight.read(), d_y.read(), rstd.read(), d_x.write()];
+    bindings.extend(fused.then(|| sums.write()));
+    bindings.extend(so_far.map(Tensor::read));
+    let kind = [x.dtype(), weight.dtype()];
+    gpu.dispatch(&BACKWARD, &variant(kind, team, flags), &params, &bindings, groups as u32)?;
+    let variant = variant(kind, team, Flags::default());
+    if !fused {
+        let params = Columns { rows, quads: x.quads() as u32 };
+        let groups = (sum_rows * x.quads()).div_ceil(team.rows * team.lanes) as u32;
+        let bindings = [x.read(), sums.write(), d_y.read(), rstd.read()];
+        gpu.dispatch(&PARTIAL, &variant, &params, &bindings, groups)?;
+    }
     let d_weight = Tensor::empty(gpu, "rmsnorm d_weight", weight.shape(), weight.dtype())?;
-    let params = Columns { rows: chunks as u32, quads: quads as u32 };
-    let bindings = [sums.read(), d_weight.write()];
-    gpu.dispatch(&TOTAL, &variant, &params, &bindings, quads.div_ceil(shape.all()) as u32)?;
-    Ok(d_weight)
+    let params = Columns { rows: sum_rows as u32, quads: x.quads() as u32 };
+    let groups = x.quads().div_ceil(width(team)) as u32;
+    gpu.dispatch(&TOTAL, &variant, &params, &[sums.read(), d_weight.write()], groups)?;
+    Ok((d_x, d_weight))
 }
 
-/// How a workgroup's threads share rows.
-#[derive(Clone, Copy)]
-struct Threads {
-    rows: usize,
-    lanes: usize,
+#[track_caller]
+fn like(a: &Tensor, b: &Tensor, what: &str) {
+    let kind = |t: &Tensor| (t.rows(), t.cols(), t.dtype());
+    assert_eq!(kind(a), kind(b), "rmsnorm: rows, columns and dtype of {what}");
 }
 
-impl Threads {
-    fn new(software: bool) -> Threads {
-        if software { Threads { rows: 8, lanes: 1 } } else { Threads { rows: 1, lanes: 64 } }
-    }
-
-    fn all(self) -> usize {
-        self.rows * self.lanes
-    }
+/// On software adapters a thread takes whole rows.
+fn team(quads: usize, software: bool) -> Team {
+    if software { Team { rows: 8, lanes: 1, held: 0 } } else { Team::of(quads, MOST_HELD, false) }
 }
 
-fn variant(x: DType, weight: DType, shape: Threads) -> Variant {
-    Variant::new()
-        .constant("ROWS", shape.rows as u32)
-        .constant("LANES", shape.lanes as u32)
+/// Quads of columns that a workgroup of `total` sums: all of 128 bytes on GPUs, one a thread on software adapters.
+fn width(team: Team) -> usize {
+    if team.lanes == 1 { team.rows } else { 8 }
+}
+
+/// What the row kernels do beside the norm.
+#[derive(Clone, Copy, Default)]
+struct Flags {
+    add: bool,
+    fused: bool,
+    onto: bool,
+}
+
+fn variant([x, weight]: [DType; 2], team: Team, flags: Flags) -> Variant {
+    team.constants(Variant::new())
         .constant("CHUNK", CHUNK as u32)
+        .constant("WIDTH", width(team) as u32)
+        .constant("TREE", u32::from(team.lanes > 1))
+        .constant("ADD", u32::from(flags.add))
+        .constant("FUSED", u32::from(flags.fused))
+        .constant("ONTO", u32::from(flags.onto))
+        .constant("PLAIN", u32::from(!flags.onto))
         .quad("X", x)
         .quad("W", weight)
 }
@@ -114,12 +168,15 @@ fn variant(x: DType, weight: DType, shape: Threads) -> Variant {
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
-    for kernel in [FORWARD, BACKWARD, PARTIAL, TOTAL] {
-        for software in [false, true] {
-            for x in [DType::F32, DType::BF16] {
-                for w in [DType::F32, DType::BF16] {
-                    all.push((kernel, variant(x, w, Threads::new(software))));
-                }
+    let teams = Team::kinds().into_iter().filter(|t| t.lanes * t.rows == 256).chain([team(1, true)]);
+    for team in teams {
+        for (x, w) in [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)] {
+            let kind = [x, w];
+            all.extend([PARTIAL, TOTAL].map(|k| (k, variant(kind, team, Flags::default()))));
+            for on in [false, true] {
+                all.push((FORWARD, variant(kind, team, Flags { add: on, ..Flags::default() })));
+                let flags = Flags { fused: team.lanes > 1, onto: on, add: false };
+                all.push((BACKWARD, variant(kind, team, flags)));
             }
         }
     }

@@ -6,20 +6,21 @@
 //! definition), cosine and sine of that angle are exact up to f32, the product is computed in f32 and rounded once.
 //! Tolerance against the reference: 2^-22 of the pair's length (three f32 roundings), and one rounding to the dtype.
 
+use super::Team;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 crate::params! {
-    struct Rope { quads: u32, row_quads: u32, head_quads: u32, seq: u32 }
+    struct Rope { rows: u32, row_quads: u32, head_quads: u32, seq: u32 }
 }
 
 const ROTATE: Kernel =
     Kernel { name: "rope.rotate", text: include_str!("../../shaders/rope.wgsl"), entry: "rotate" };
 
-/// Threads of a workgroup, each one quad.
-const WORKGROUP: usize = 64;
+/// Quads that a thread takes at a time, at most.
+const MOST_HELD: usize = 8;
 
 /// Cosines and sines of positions `0..seq`: (seq, head_dim) f32, `cos, sin` of pair `i` at columns `2i, 2i + 1`.
 ///
@@ -80,24 +81,33 @@ fn rotate(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize, ba
         x.shape()
     );
     let y = Tensor::empty(gpu, "rope y", x.shape(), x.dtype())?;
-    let quads = x.rows() * x.quads();
     let params = Rope {
-        quads: quads as u32,
+        rows: x.rows() as u32,
         row_quads: x.quads() as u32,
         head_quads: (head_dim / 4) as u32,
         seq: seq as u32,
     };
+    let team = Team::of(x.quads(), MOST_HELD, gpu.caps().software);
+    let variant = variant(x.dtype(), back, team, head_dim / 4);
     let bindings = [x.read(), table.read(), y.write()];
-    gpu.dispatch(&ROTATE, &variant(x.dtype(), back), &params, &bindings, quads.div_ceil(WORKGROUP) as u32)?;
+    gpu.dispatch(&ROTATE, &variant, &params, &bindings, team.groups(x.rows()))?;
     Ok(y)
 }
 
-fn variant(dtype: DType, back: bool) -> Variant {
-    Variant::new().constant("WG", WORKGROUP as u32).constant("SIGN", u32::from(back)).quad("X", dtype)
+fn variant(dtype: DType, back: bool, team: Team, head_quads: usize) -> Variant {
+    team.constants(Variant::new())
+        .constant("ALIGNED", u32::from(team.lanes.is_multiple_of(head_quads)))
+        .constant("SIGN", u32::from(back))
+        .quad("X", dtype)
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
-    let dtypes = [DType::F32, DType::BF16];
-    dtypes.into_iter().flat_map(|d| [false, true].map(|back| (ROTATE, variant(d, back)))).collect()
+    let mut all = Vec::new();
+    for team in Team::kinds() {
+        for (dtype, back) in [(DType::F32, false), (DType::BF16, true)] {
+            all.extend([4, 6].map(|head_quads| (ROTATE, variant(dtype, back, team, head_quads))));
+        }
+    }
+    all
 }

@@ -18,8 +18,10 @@ const TEXT: &str = include_str!("../../shaders/swiglu.wgsl");
 const FORWARD: Kernel = Kernel { name: "swiglu.forward", text: TEXT, entry: "forward" };
 const BACKWARD: Kernel = Kernel { name: "swiglu.backward", text: TEXT, entry: "backward" };
 
-/// Threads of a workgroup, each one quad.
-const WORKGROUP: usize = 64;
+/// Threads of a workgroup, and quads that each takes.
+fn shape(software: bool) -> (usize, usize) {
+    if software { (64, 1) } else { (256, 4) }
+}
 
 /// `h = silu(gate) * up`, all of one shape and dtype (f32 or bf16).
 ///
@@ -29,7 +31,7 @@ const WORKGROUP: usize = 64;
 pub fn forward(gpu: &Gpu, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     same(gate, up);
     let h = Tensor::empty(gpu, "swiglu h", gate.shape(), gate.dtype())?;
-    let (variant, params, groups) = launch(gate);
+    let (variant, params, groups) = launch(gate, gpu.caps().software);
     gpu.dispatch(&FORWARD, &variant, &params, &[gate.read(), up.read(), h.write()], groups)?;
     Ok(h)
 }
@@ -44,7 +46,7 @@ pub fn backward(gpu: &Gpu, d_h: &Tensor, gate: &Tensor, up: &Tensor) -> Result<(
     same(gate, d_h);
     let d_gate = Tensor::empty(gpu, "swiglu d_gate", gate.shape(), gate.dtype())?;
     let d_up = Tensor::empty(gpu, "swiglu d_up", gate.shape(), gate.dtype())?;
-    let (variant, params, groups) = launch(gate);
+    let (variant, params, groups) = launch(gate, gpu.caps().software);
     let bindings = [gate.read(), up.read(), d_h.read(), d_gate.write(), d_up.write()];
     gpu.dispatch(&BACKWARD, &variant, &params, &bindings, groups)?;
     Ok((d_gate, d_up))
@@ -56,17 +58,25 @@ fn same(a: &Tensor, b: &Tensor) {
     assert_eq!(kind(a), kind(b), "swiglu: rows, columns and dtype of gate, of up or d_h");
 }
 
-fn variant(dtype: DType) -> Variant {
-    Variant::new().constant("WG", WORKGROUP as u32).quad("X", dtype)
+fn variant(dtype: DType, software: bool) -> Variant {
+    let (workgroup, each) = shape(software);
+    Variant::new().constant("WG", workgroup as u32).constant("EACH", each as u32).quad("X", dtype)
 }
 
-fn launch(x: &Tensor) -> (Variant, Swiglu, u32) {
+fn launch(x: &Tensor, software: bool) -> (Variant, Swiglu, u32) {
+    let (workgroup, each) = shape(software);
     let quads = x.rows() * x.quads();
-    (variant(x.dtype()), Swiglu { quads: quads as u32 }, quads.div_ceil(WORKGROUP) as u32)
+    let groups = quads.div_ceil(workgroup * each) as u32;
+    (variant(x.dtype(), software), Swiglu { quads: quads as u32 }, groups)
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
-    let all = [FORWARD, BACKWARD];
-    all.into_iter().flat_map(|k| [DType::F32, DType::BF16].map(|d| (k, variant(d)))).collect()
+    let mut all = Vec::new();
+    for kernel in [FORWARD, BACKWARD] {
+        for dtype in [DType::F32, DType::BF16] {
+            all.extend([false, true].map(|software| (kernel, variant(dtype, software))));
+        }
+    }
+    all
 }
