@@ -5,7 +5,7 @@
 
 mod common;
 
-use moe8::gpu::{DeviceChoice, Gpu, Options};
+use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, Options};
 use moe8::num::{DType, bf16, rng::Stream};
 use moe8::ops::gemm::{self, GemmOptions, Scale};
 use moe8::reference::{compare, gemm as oracle};
@@ -103,6 +103,13 @@ fn software_path_equals_the_reference() {
 
 #[test]
 fn hardware_path_equals_the_reference() {
-    let hardware = Options { treat_as_hardware: true, ..Options::default() };
+    let hardware =
+        Options { treat_as_hardware: true, kernel: Some(GemmKernel::Scalar), ..Options::default() };
     all(hardware, &[(DType::F32, DType::F32), (DType::BF16, DType::F32)]);
+}
+
+#[test]
+fn tiles_in_workgroup_memory_equal_the_reference() {
+    let tiled = Options { kernel: Some(GemmKernel::Tiled), ..Options::default() };
+    all(tiled, &[(DType::F32, DType::F32)]);
 }

@@ -1,9 +1,10 @@
 //! The table of `moe8 selftest` on the running adapter, with every matrix kernel that it can run, and how one is chosen.
 
 use moe8::check;
-use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, Options};
+use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options};
 use moe8::num::DType;
-use moe8::ops::{attention, gemm};
+use moe8::ops::attention;
+use moe8::ops::gemm_choice::{self, Form, Product};
 
 fn open(options: Options) -> Gpu {
     Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
@@ -16,7 +17,7 @@ fn heads(seq: usize, head_dim: usize) -> attention::Shape {
 #[test]
 fn every_kernel_agrees_with_the_reference() {
     let coop = open(Options::default()).caps().coop.map(|_| GemmKernel::Coop);
-    for kernel in [Some(GemmKernel::Scalar), coop].into_iter().flatten() {
+    for kernel in [Some(GemmKernel::Scalar), Some(GemmKernel::Tiled), coop].into_iter().flatten() {
         let outcomes =
             check::gemm(&open(Options { kernel: Some(kernel), poison: true, ..Options::default() })).unwrap();
         assert_eq!(outcomes.len(), 80);
@@ -39,28 +40,41 @@ fn attention_on_matrix_units_agrees_with_the_reference() {
 #[test]
 fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     let plain = open(Options::default());
-    let scalar_only = [
-        open(Options { no_coop: true, ..Options::default() }),
-        open(Options { kernel: Some(GemmKernel::Scalar), ..Options::default() }),
-    ];
+    let no_coop = open(Options { no_coop: true, ..Options::default() });
+    let hardware = open(Options { treat_as_hardware: true, ..Options::default() });
+    let named = |kernel| open(Options { kernel: Some(kernel), ..Options::default() });
+    let (scalar, tiled) = (named(GemmKernel::Scalar), named(GemmKernel::Tiled));
     let large = [4096; 3];
-    for gpu in &scalar_only {
-        assert_eq!(gemm::choice(gpu, DType::E4M3, DType::E4M3, large).0, GemmKernel::Scalar);
+    let choice = |gpu: &Gpu, operand: DType, sizes| {
+        gemm_choice::choice(gpu, &Product { form: Form::Nt, operands: [operand; 2], sizes }).0
+    };
+    let software = plain.caps().software;
+    let without = if software { GemmKernel::Scalar } else { GemmKernel::Tiled };
+    let with = if plain.caps().coop == Some(MatrixUnits::Coop16) { GemmKernel::Coop } else { without };
+    assert_eq!(no_coop.caps().coop, None);
+    for (gpu, fp8, f32) in [
+        (&plain, with, without),
+        (&no_coop, without, without),
+        (&scalar, GemmKernel::Scalar, GemmKernel::Scalar),
+        (&tiled, GemmKernel::Tiled, GemmKernel::Tiled),
+        (&hardware, if software { GemmKernel::Tiled } else { with }, GemmKernel::Tiled),
+    ] {
+        assert_eq!([choice(gpu, DType::E4M3, large), choice(gpu, DType::F32, large)], [fp8, f32]);
+    }
+    for gpu in [&plain, &no_coop, &scalar, &hardware] {
+        assert_eq!(choice(gpu, DType::E4M3, [4096, 8, 4096]), GemmKernel::Scalar);
+    }
+    for gpu in [&no_coop, &scalar, &tiled] {
         assert_eq!(attention::choice(gpu, DType::BF16, heads(64, 64)).0, GemmKernel::Scalar);
     }
-    assert_eq!(scalar_only[0].caps().coop, None);
-    let fits = plain.caps().coop == Some(moe8::gpu::MatrixUnits::Coop16);
-    let want = if fits { GemmKernel::Coop } else { GemmKernel::Scalar };
-    assert_eq!(gemm::choice(&plain, DType::E4M3, DType::E4M3, large).0, want);
-    assert_eq!(gemm::choice(&plain, DType::E4M3, DType::E4M3, [4096, 8, 4096]).0, GemmKernel::Scalar);
-    assert_eq!(gemm::choice(&plain, DType::F32, DType::F32, large).0, GemmKernel::Scalar);
-    assert_eq!(gemm::explain(&plain).len(), 8);
+    let want = if with == GemmKernel::Coop { with } else { GemmKernel::Scalar };
     assert_eq!(attention::choice(&plain, DType::BF16, heads(64, 64)).0, want);
     for (dtype, seq, head_dim) in [(DType::F32, 64, 64), (DType::BF16, 15, 64), (DType::BF16, 64, 20)] {
         let choice = attention::choice(&plain, dtype, heads(seq, head_dim)).0;
         assert_eq!(choice, GemmKernel::Scalar, "{dtype} {seq} {head_dim}");
     }
     assert_eq!(attention::explain(&plain).len(), 3);
+    assert_eq!(gemm_choice::explain(&plain).len(), 8);
 }
 
 #[test]
@@ -72,5 +86,5 @@ fn matrix_units_that_are_not_there_cannot_be_demanded() {
     let error = Gpu::open_with(&DeviceChoice::from_env(), wish).expect_err("no matrix units").to_string();
     assert!(error.contains("no matrix units") && error.contains("--kernel"), "{error}");
     let error = GemmKernel::parse("fast").expect_err("no such kernel").to_string();
-    assert!(error.contains("fast") && error.contains("scalar or coop"), "{error}");
+    assert!(error.contains("fast") && error.contains("scalar, tiled or coop"), "{error}");
 }

@@ -9,6 +9,7 @@ use crate::gpu::{GemmKernel, Gpu};
 use crate::num::{DType, Fp8};
 use crate::ops::fp8_linear::{self, Recipe};
 use crate::ops::gemm::{self, GemmOptions, Scale};
+use crate::ops::gemm_choice::{Form, Product, choice};
 use crate::ops::panels::{Codes, Contraction};
 use crate::ops::quantize;
 use crate::reference;
@@ -191,12 +192,23 @@ impl Linear {
         Ok(self.case(self.name(pass), self.flops(), run, vec![pass]))
     }
 
+    /// The kernel that computes a pass of two operands of `dtype`.
+    fn kernel(&self, gpu: &Gpu, pass: Pass, dtype: DType) -> GemmKernel {
+        let (m, k, n) = (self.m, self.k, self.n);
+        let (form, sizes) = match pass {
+            Pass::Forward => (Form::Nt, [m, n, k]),
+            Pass::Input => (Form::Nn, [m, k, n]),
+            Pass::Weight => (Form::Tn, [n, k, m]),
+        };
+        choice(gpu, &Product { form, operands: [dtype; 2], sizes }).0
+    }
+
     /// One product of bf16 operands that are halves for the matrix units already, where those compute it.
     ///
     /// # Errors
     /// Limits or memory of the device.
     pub fn product_of_halves(self: &Rc<Self>, gpu: &Gpu, pass: Pass) -> Result<Option<Case>> {
-        let kernel = gemm::choice(gpu, DType::BF16, DType::BF16, [self.m, self.n, self.k]).0;
+        let kernel = self.kernel(gpu, pass, DType::BF16);
         if self.precision != Precision::Bf16 || kernel != GemmKernel::Coop {
             return Ok(None);
         }
@@ -242,7 +254,7 @@ impl Linear {
                 [Contraction::GroupRows(l.ends()); 2],
             ),
         };
-        let coop = gemm::choice(gpu, dtype, dtype, [l.m, l.n, l.k]).0 == GemmKernel::Coop;
+        let coop = dtype == DType::F16 || l.kernel(gpu, pass, dtype) == GemmKernel::Coop;
         let place = |codes: Tensor, along| {
             let codes = Codes::Rows(codes);
             if coop { codes.to_panels(gpu, along) } else { Ok(codes) }

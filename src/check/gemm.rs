@@ -5,6 +5,7 @@ use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::gemm::{self as op, GemmOptions, Scale};
+use crate::ops::gemm_choice::{Form, Product, choice};
 use crate::reference::compare::{bf16_ulp, within};
 use crate::reference::gemm::{self as reference, Scales};
 use crate::tensor::Tensor;
@@ -44,7 +45,7 @@ const TABLE: [(Option<&[u32]>, usize, usize, usize); 12] = [
 pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
     let mut all = Vec::new();
     for (i, &(ends, m, n, k)) in TABLE.iter().enumerate() {
-        for form in [Form::Nt, Form::Nn, Form::Tn] {
+        for form in Form::ALL {
             let out = if i % 2 == 0 { DType::BF16 } else { DType::F32 };
             let kinds = [[Codes::Any, Codes::Tiny, Codes::Normal][i % 3], Codes::WideRows, Codes::E5m2];
             // Gradients in e5m2 are the first operand of the two backward forms.
@@ -57,13 +58,6 @@ pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
         }
     }
     Ok(all)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    Nt,
-    Nn,
-    Tn,
 }
 
 /// One product: `dims` are rows of tokens, width of the output, width of the input, as in [`crate::reference::gemm`].
@@ -125,16 +119,17 @@ impl Case<'_> {
             Form::Nn => [m, k, n],
             Form::Tn => [n, k, m],
         };
-        let kernel = op::choice(gpu, a.dtype(), b.dtype(), sizes).0.name().to_string();
+        let product = Product { form: self.form, operands: [a.dtype(), b.dtype()], sizes };
+        let kernel = choice(gpu, &product).0.name().to_string();
         Ok(Outcome { case: self.name(), kernel, error })
     }
 
     fn name(&self) -> String {
         let [m, n, k] = self.dims;
         let plus = if self.accumulate { ", added" } else { "" };
-        let form = format!("{:?}", self.form).to_lowercase();
         format!(
-            "{form} {m} x {n} x {k}, ends {:?}, {:?} codes, {}{plus}",
+            "{} {m} x {n} x {k}, ends {:?}, {:?} codes, {}{plus}",
+            self.form.name(),
             self.ends.unwrap_or(&[]),
             self.codes,
             self.out

@@ -6,6 +6,7 @@ use crate::gpu::Gpu;
 use crate::num::rng::Stream;
 use crate::num::{DType, Fp8};
 use crate::ops::gemm::{self as op, GemmOptions, Scale};
+use crate::ops::gemm_choice::{Form, Product, choice};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
@@ -49,20 +50,20 @@ pub fn time(gpu: &Gpu, mut say: impl FnMut(&Timing)) -> Result<()> {
             let ends: Vec<u32> =
                 sizes.iter().scan(0, |end, s| Some(*end + s).inspect(|e| *end = *e)).collect();
             let offs = Tensor::from_u32(gpu, "ends", &ends)?;
-            for form in ["nt", "nn", "tn"] {
+            for form in Form::ALL {
                 let case = Case { form, dims: [m, k, n], ends: &ends, factors: &factors };
-                let host = [&a, if form == "tn" { &b } else { &w }];
+                let host = [&a, if form == Form::Tn { &b } else { &w }];
                 let second = match form {
-                    "nt" => wt.clone(),
-                    "nn" => Tensor::view(wt.memory().0, wt.memory().1, &[8, k, n], DType::E4M3),
-                    _ => bt.clone(),
+                    Form::Nt => wt.clone(),
+                    Form::Nn => Tensor::view(wt.memory().0, wt.memory().1, &[8, k, n], DType::E4M3),
+                    Form::Tn => bt.clone(),
                 };
                 case.verify(gpu, host, &case.product(gpu, &at, &second, &offs)?)?;
-                let kernel = op::choice(gpu, DType::E4M3, DType::E4M3, [m, n, k]).0.name();
+                let kernel = kernel_name(gpu, form, DType::E4M3, [m, n, k]);
                 let run = || case.product(gpu, &at, &second, &offs).map(drop);
                 let ms = median(gpu, warm, run)?;
                 let tflops = 2.0 * (m * k * n) as f64 / ms / 1e9;
-                let case = format!("{form} e4m3 {m} x {k} x {n}, {groups}");
+                let case = format!("{} e4m3 {m} x {k} x {n}, {groups}", form.name());
                 say(&Timing { case, kernel, median_ms: ms, tflops });
             }
         }
@@ -104,10 +105,15 @@ fn halves(gpu: &Gpu, warm: Instant, [m, k, n]: [usize; 3], say: &mut impl FnMut(
     let offs = Tensor::from_u32(gpu, "ends", &[1, 2, 3, 4, 5, 6, 7, 8].map(|g| g * (m / 8) as u32))?;
     let options = GemmOptions { offs: Some(&offs), scales: None };
     let ms = median(gpu, warm, || op::nt(gpu, &a, &w, DType::BF16, options).map(drop))?;
-    let kernel = op::choice(gpu, DType::BF16, DType::BF16, [m, n, k]).0.name();
+    let kernel = kernel_name(gpu, Form::Nt, DType::BF16, [m, n, k]);
     let tflops = 2.0 * (m * k * n) as f64 / ms / 1e9;
     say(&Timing { case: format!("nt bf16 {m} x {k} x {n}, uniform"), kernel, median_ms: ms, tflops });
     Ok(())
+}
+
+/// The kernel that runs a product of two operands of one dtype.
+fn kernel_name(gpu: &Gpu, form: Form, dtype: DType, sizes: [usize; 3]) -> &'static str {
+    choice(gpu, &Product { form, operands: [dtype; 2], sizes }).0.name()
 }
 
 /// Scales of the three forms, on both sides: rows of tokens, and columns (tn: rows too) of each group.
@@ -128,7 +134,7 @@ impl Factors {
 }
 
 struct Case<'a> {
-    form: &'static str,
+    form: Form,
     dims: [usize; 3],
     ends: &'a [u32],
     factors: &'a Factors,
@@ -138,24 +144,25 @@ impl Case<'_> {
     fn product(&self, gpu: &Gpu, a: &Tensor, b: &Tensor, offs: &Tensor) -> Result<Tensor> {
         let [_, k, n] = self.dims;
         let f = self.factors;
-        let row = if self.form == "tn" { Scale::per_group(&f.row_t, k) } else { Scale::per_row(&f.row_t) };
+        let row =
+            if self.form == Form::Tn { Scale::per_group(&f.row_t, k) } else { Scale::per_row(&f.row_t) };
         let options = GemmOptions { offs: Some(offs), scales: Some((row, Scale::per_group(&f.col_t, n))) };
         match self.form {
-            "nt" => op::nt(gpu, a, b, DType::BF16, options),
-            "nn" => op::nn(gpu, a, b, DType::BF16, options),
-            _ => op::tn(gpu, a, b, DType::BF16, options),
+            Form::Nt => op::nt(gpu, a, b, DType::BF16, options),
+            Form::Nn => op::nn(gpu, a, b, DType::BF16, options),
+            Form::Tn => op::tn(gpu, a, b, DType::BF16, options),
         }
     }
 
     /// Compares random outputs with their sums in f64.
     fn verify(&self, gpu: &Gpu, [a, b]: [&Operand; 2], out: &Tensor) -> Result<()> {
         let [m, k, n] = self.dims;
-        let stream = Stream::new(2, self.form);
+        let stream = Stream::new(2, self.form.name());
         let decode = |o: &Operand, at: usize| f64::from(Fp8::E4m3.decode(o.codes[at]));
         for s in 0..SAMPLES {
             let pick = |i: u64, below: usize| stream.word(3 * s + i) as usize % below;
             let j = pick(1, n);
-            let (row, scale, terms, g): (usize, f32, Vec<f64>, usize) = if self.form == "tn" {
+            let (row, scale, terms, g): (usize, f32, Vec<f64>, usize) = if self.form == Form::Tn {
                 let (g, i) = (s as usize % 8, pick(0, k));
                 let from = if g == 0 { 0 } else { self.ends[g - 1] };
                 let terms = (from..self.ends[g]).map(|r| r as usize);
@@ -164,7 +171,8 @@ impl Case<'_> {
             } else {
                 let i = pick(0, m);
                 let g = self.ends.iter().take_while(|e| **e as usize <= i).count();
-                let at = |c: usize| if self.form == "nt" { (g * n + j) * k + c } else { (g * k + c) * n + j };
+                let at =
+                    |c: usize| if self.form == Form::Nt { (g * n + j) * k + c } else { (g * k + c) * n + j };
                 let terms = (0..k).map(|c| decode(a, i * k + c) * decode(b, at(c))).collect();
                 (i, self.factors.row[i], terms, g)
             };
@@ -177,7 +185,8 @@ impl Case<'_> {
             if (got - want).abs() > most || got.is_nan() {
                 let what = format!(
                     "{} {:?}: out[{row}][{j}] is {got}, want {want} within {most}",
-                    self.form, self.dims
+                    self.form.name(),
+                    self.dims
                 );
                 return Err(Error::gpu(what, "run `moe8 selftest`, and use --no-coop until it passes"));
             }

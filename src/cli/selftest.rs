@@ -22,10 +22,10 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
             say(&format!("{:<44} {:<7} {:8.3} ms {:7.1} TFLOP/s", t.case, t.kernel, t.median_ms, t.tflops));
         });
     }
-    let mut kernels = vec![GemmKernel::Scalar];
-    kernels.extend(gpu.caps().coop.map(|_| GemmKernel::Coop));
+    let can_run = |k: &GemmKernel| *k != GemmKernel::Coop || gpu.caps().coop.is_some();
+    let kernels = GemmKernel::ALL.into_iter().filter(can_run);
     let (mut wrong, mut all) = (0, 0);
-    for kernel in kernels.into_iter().filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
+    for kernel in kernels.filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
         for safe_shaders in [false, true] {
             let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu.clone() })?;
             let mut outcomes = Vec::new();

@@ -42,15 +42,21 @@ pub enum MatrixUnits {
 pub enum GemmKernel {
     /// Register tiles in f32: every adapter, every dtype.
     Scalar,
+    /// Tiles in workgroup memory, in f32: every adapter, every dtype; for GPUs.
+    Tiled,
     /// Matrix units.
     Coop,
 }
 
 impl GemmKernel {
+    /// All of them.
+    pub const ALL: [GemmKernel; 3] = [GemmKernel::Scalar, GemmKernel::Tiled, GemmKernel::Coop];
+
     /// The name that `--kernel` takes.
     pub fn name(self) -> &'static str {
         match self {
             GemmKernel::Scalar => "scalar",
+            GemmKernel::Tiled => "tiled",
             GemmKernel::Coop => "coop",
         }
     }
@@ -60,14 +66,12 @@ impl GemmKernel {
     /// # Errors
     /// No such kernel.
     pub fn parse(name: &str) -> Result<GemmKernel> {
-        match name {
-            "scalar" => Ok(GemmKernel::Scalar),
-            "coop" => Ok(GemmKernel::Coop),
-            other => Err(Error::user(
-                format!("no matrix kernel is named {other:?}"),
-                "--kernel takes scalar or coop; without it the best one for the adapter is used",
-            )),
-        }
+        GemmKernel::ALL.into_iter().find(|kernel| kernel.name() == name).ok_or_else(|| {
+            Error::user(
+                format!("no matrix kernel is named {name:?}"),
+                "--kernel takes scalar, tiled or coop; without it the best one for the adapter is used",
+            )
+        })
     }
 }
 

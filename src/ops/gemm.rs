@@ -5,8 +5,9 @@
 //! Tolerance against the f64 product of the same operands: f32 accumulation, `K * 2^-24 * sum |a b|`, plus one
 //! rounding to the output's dtype.
 
-use super::gemm_coop;
+use super::gemm_choice::{Form, Product, choose};
 use super::panels::Codes;
+use super::{gemm_coop, gemm_tiled};
 use crate::Result;
 use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -294,43 +295,14 @@ fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
     }
 }
 
-/// The kernel for a product of such operands, and why.
-fn choose(gpu: &Gpu, a: DType, b: DType, dims: Dims) -> (GemmKernel, &'static str) {
-    let (options, caps) = (gpu.options(), gpu.caps());
-    match options.kernel {
-        Some(GemmKernel::Scalar) => (GemmKernel::Scalar, "--kernel scalar"),
-        _ if options.no_coop => (GemmKernel::Scalar, "--no-coop"),
-        _ if caps.coop.is_none() => (GemmKernel::Scalar, "the adapter has no matrix units that moe8 can use"),
-        _ if !gemm_coop::can_run(&caps, a, b) => {
-            (GemmKernel::Scalar, "no kernel for these operands on its matrix units")
-        }
-        Some(GemmKernel::Coop) => (GemmKernel::Coop, "--kernel coop"),
-        None if !gemm_coop::pays(dims) => (GemmKernel::Scalar, "too small for tiles of 128 x 128"),
-        None => (GemmKernel::Coop, "the adapter has matrix units"),
-    }
-}
-
-/// The kernel that a product of operands of these dtypes and M, N, K gets here, and why.
-pub fn choice(gpu: &Gpu, a: DType, b: DType, [m, n, k]: [usize; 3]) -> (GemmKernel, &'static str) {
-    choose(gpu, a, b, Dims { m, n, k, groups: 1 })
-}
-
-/// The kernel chosen for each class of products, and why: `operands, shape: kernel (reason)`.
-pub fn explain(gpu: &Gpu) -> Vec<String> {
-    use DType::{BF16, E4M3, E5M2, F32};
-    let classes = [("large", 4096), ("below 16 in a dimension", 8)];
-    let line = |(a, b): (DType, DType), (class, edge): (&str, usize)| {
-        let (kernel, why) = choice(gpu, a, b, [edge; 3]);
-        format!("gemm {a} x {b}, {class}: {} ({why})", kernel.name())
-    };
-    let operands = [(F32, F32), (BF16, BF16), (E4M3, E4M3), (E5M2, E4M3)];
-    operands.into_iter().flat_map(|o| classes.map(|class| line(o, class))).collect()
-}
-
 /// Workgroups of a product's one run, and how many fill a large adapter.
-fn grid(is_tn: bool, grouped: bool, dims: Dims, coop: bool, software: bool) -> (usize, usize) {
-    let (wx, wy) = if coop { (1, 1) } else { workgroup(software) };
-    let (tile, full) = if coop { (gemm_coop::TILE, FULL_GPU / 2) } else { (TILE, FULL_GPU) };
+fn grid(is_tn: bool, grouped: bool, dims: Dims, chosen: GemmKernel, software: bool) -> (usize, usize) {
+    let (wx, wy) = if chosen == GemmKernel::Scalar { workgroup(software) } else { (1, 1) };
+    let (tile, full) = match chosen {
+        GemmKernel::Scalar => (TILE, FULL_GPU),
+        GemmKernel::Tiled => (gemm_tiled::TILE, FULL_GPU / 2),
+        GemmKernel::Coop => (gemm_coop::TILE, FULL_GPU / 2),
+    };
     let heights = dims.m.div_ceil(tile * wy);
     let heights = match grouped {
         _ if is_tn => dims.groups * heights,
@@ -372,19 +344,23 @@ fn launch(
 ) -> Result<()> {
     let (a_type, b_type) = (a.memory().dtype(), b.memory().dtype());
     let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
-    let coop = in_panels || choose(gpu, a_type, b_type, dims).0 == GemmKernel::Coop;
-    if coop && a_type == DType::BF16 {
-        return launch_halves(gpu, kernel, (a.memory(), b.memory()), out, dims, options, accumulate);
+    let sizes = [dims.m, dims.n, dims.k];
+    let product = Product { form: Form::of(kernel.entry), operands: [a_type, b_type], sizes };
+    // Halves were made for matrix units, and panels too.
+    let made = in_panels || a_type == DType::F16;
+    let chosen = if made { GemmKernel::Coop } else { choose(gpu, &product).0 };
+    if chosen != GemmKernel::Coop {
+        return multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, chosen);
     }
-    if !coop {
-        return multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, false);
+    if a_type == DType::BF16 {
+        return launch_halves(gpu, kernel, (a.memory(), b.memory()), out, dims, options, accumulate);
     }
     let [along_a, along_b] = gemm_coop::contractions(kernel.entry, options.offs);
     let (a, b) = (a.to_panels(gpu, along_a)?, b.to_panels(gpu, along_b)?);
-    multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, true)
+    multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, chosen)
 }
 
-/// Records the product of two operands in memory as `coop` wants them.
+/// Records the product of two operands in memory as the kernel `chosen` wants them.
 fn multiply(
     gpu: &Gpu,
     kernel: &Kernel,
@@ -393,12 +369,14 @@ fn multiply(
     dims: Dims,
     options: GemmOptions<'_>,
     accumulate: bool,
-    coop: bool,
+    chosen: GemmKernel,
 ) -> Result<()> {
     let (grouped, is_tn) = (options.offs.is_some(), kernel.entry == "tn");
     let software = gpu.caps().software;
-    let (tiles, full) = grid(is_tn, grouped, dims, coop, software);
-    let splits = if is_tn && !software { splits(dims, tiles, full) } else { 1 };
+    let (tiles, full) = grid(is_tn, grouped, dims, chosen, software);
+    // On a software adapter there is nothing to fill; the tiles in workgroup memory are there for tests only.
+    let splits =
+        if is_tn && !(software && chosen == GemmKernel::Scalar) { splits(dims, tiles, full) } else { 1 };
     let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
     let unused = a.read();
     let (row, col) = match options.scales {
@@ -410,10 +388,13 @@ fn multiply(
     let product = |out: &Tensor, flags: Flags| {
         let bindings: [Binding; 6] =
             [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];
-        let (kernel, variant) = if coop {
-            gemm_coop::kernel(kernel.entry, [a.dtype(), out.dtype()], flags, gpu.caps().subgroup_max)
-        } else {
-            (*kernel, variant([a.dtype(), b.dtype(), out.dtype()], flags, software))
+        let kinds = [a.dtype(), b.dtype(), out.dtype()];
+        let (kernel, variant) = match chosen {
+            GemmKernel::Scalar => (*kernel, variant(kinds, flags, software)),
+            GemmKernel::Tiled => gemm_tiled::kernel(Form::of(kernel.entry), kinds, flags, software),
+            GemmKernel::Coop => {
+                gemm_coop::kernel(kernel.entry, [kinds[0], kinds[2]], flags, gpu.caps().subgroup_max)
+            }
         };
         gpu.dispatch(&kernel, &variant, &params, &bindings, (tiles * splits) as u32)
     };

@@ -9,7 +9,7 @@
 //! a row (column) that is contracted, off by at most 2^-39 of that value below. A NaN or an infinity makes its row (column) of
 //! the result NaN.
 
-use super::gemm::{Dims, Flags};
+use super::gemm::Flags;
 use super::panels::{self, Contraction};
 use crate::Result;
 use crate::gpu::{Caps, Gpu, Kernel, MatrixUnits, Variant};
@@ -45,11 +45,6 @@ pub(super) fn can_run(caps: &Caps, a: DType, b: DType) -> bool {
             (a, b),
             (DType::E4M3 | DType::E5M2, DType::E4M3) | (DType::F16, DType::F16) | (DType::BF16, DType::BF16)
         )
-}
-
-/// Whether it is also the better choice: its tiles are 128 x 128 and its blocks 64 deep.
-pub(super) fn pays(dims: Dims) -> bool {
-    dims.m >= 16 && dims.n >= 16 && dims.k >= 16
 }
 
 fn variant(by_steps: bool, a: DType, out: DType, flags: Flags, lanes: u32) -> Variant {

@@ -14,7 +14,9 @@ pub mod embedding;
 pub mod expert_bias;
 pub mod fp8_linear;
 pub mod gemm;
+pub mod gemm_choice;
 mod gemm_coop;
+mod gemm_tiled;
 pub(crate) mod panels;
 pub mod quantize;
 mod quantize_wide;
@@ -80,6 +82,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         gemm::kernels(),
         gemm_coop::kernels(),
         panels::kernels(),
+        gemm_tiled::kernels(),
         quantize::kernels(),
         quantize_wide::kernels(),
         rmsnorm::kernels(),

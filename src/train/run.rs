@@ -281,7 +281,7 @@ impl<'a> Rank<'a> {
         }
         if self.options.explain {
             let (products, attention) =
-                (crate::ops::gemm::explain(&self.gpu), crate::ops::attention::explain(&self.gpu));
+                (crate::ops::gemm_choice::explain(&self.gpu), crate::ops::attention::explain(&self.gpu));
             for line in products.iter().chain(&attention) {
                 self.lines().say(line);
             }
