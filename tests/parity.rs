@@ -111,7 +111,7 @@ fn trainer(
             None => vec![1.0; spec.numel()],
             Some(std) => ours(&spec.name, &spec.shape, formula::weights(&spec.name, spec.numel(), std)),
         };
-        trainer.fsdp.set(id, &mut |i| values[i]).expect("set");
+        trainer.fsdp.set(id, &|i| values[i]).expect("set");
     }
     trainer
 }

@@ -9,7 +9,7 @@ use crate::params::{Init, Spec};
 pub struct Seed(pub u64);
 
 /// A function from element number to initial value, for one parameter.
-pub fn initial_value(spec: &Spec, seed: Seed) -> Box<dyn FnMut(usize) -> f32> {
+pub fn initial_value(spec: &Spec, seed: Seed) -> Box<dyn Fn(usize) -> f32 + Sync> {
     match spec.init {
         Init::Ones => Box::new(|_| 1.0),
         Init::Normal { std, cut } => {

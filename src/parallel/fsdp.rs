@@ -17,6 +17,9 @@ use crate::tensor::{Tensor, quad_bytes};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+/// Values that are worth a thread of their own.
+const LEAST_VALUES: usize = 1 << 14;
+
 /// torch's `MixedPrecisionPolicy`, and when gathered weights go.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -131,23 +134,36 @@ impl Fsdp {
         self.wire.get()
     }
 
-    /// Sets this rank's shard of a parameter; `value(i)` gives element i of the whole, row-major.
+    /// Sets this rank's shard of a parameter; `value(i)` gives element i of the whole, row-major. All cores ask for values.
     ///
     /// # Errors
     /// What the device reported.
-    pub fn set(&self, id: ParamId, value: &mut dyn FnMut(usize) -> f32) -> Result<()> {
+    pub fn set(&self, id: ParamId, value: &(dyn Fn(usize) -> f32 + Sync)) -> Result<()> {
         let (spec, place) = (self.table.spec(id), self.layout.place(id));
         let cols = spec.shape.last().copied().unwrap_or(1);
         let width = cols.div_ceil(4) * 4;
         let (from, to) = place.range(self.comm.rank());
         let mut shard = vec![0f32; place.quads() * 4];
-        for (i, slot) in shard.iter_mut().enumerate().take((to - from) * place.unit * 4) {
-            let at = from * place.unit * 4 + i;
-            let (row, col) = (at / width, at % width);
-            if col < cols {
-                *slot = value(row * cols + col);
+        let (start, used) = (from * place.unit * 4, (to - from) * place.unit * 4);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let part = used.div_ceil(cores).max(LEAST_VALUES);
+        let fill = |first: usize, slots: &mut [f32]| {
+            for (i, slot) in slots.iter_mut().enumerate() {
+                let (row, col) = ((first + i) / width, (first + i) % width);
+                if col < cols {
+                    *slot = value(row * cols + col);
+                }
             }
-        }
+        };
+        std::thread::scope(|scope| {
+            let mut parts = shard[..used].chunks_mut(part).enumerate();
+            // The first part is this thread's own.
+            let own = parts.next();
+            for (i, slots) in parts {
+                scope.spawn(move || fill(start + i * part, slots));
+            }
+            own.into_iter().for_each(|(_, slots)| fill(start, slots));
+        });
         let target = self.master.shard(place);
         let (buffer, offset) = target.memory();
         self.gpu.upload(buffer, offset, bytemuck::cast_slice(&shard))

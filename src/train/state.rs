@@ -37,7 +37,7 @@ pub fn load(trainer: &Trainer, path: &Path) -> Result<()> {
     let (specs, places): (Vec<_>, Vec<_>) = places(trainer).into_iter().unzip();
     let by_name: BTreeMap<&str, Place> = specs.iter().map(|s| s.name.as_str()).zip(places).collect();
     weights::load(path, &specs, &mut |name, values| match by_name[name] {
-        Place::Parameter(id) => trainer.fsdp.set(id, &mut |i| values[i]),
+        Place::Parameter(id) => trainer.fsdp.set(id, &|i| values[i]),
         Place::Bias(layer) => trainer.set_bias(layer, values),
     })
 }

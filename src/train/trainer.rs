@@ -102,7 +102,7 @@ impl Trainer {
     /// What the device reported.
     pub fn initialize(&self, seed: Seed) -> Result<()> {
         for (id, spec) in self.fsdp.table().iter() {
-            self.fsdp.set(id, &mut *initial_value(spec, seed))?;
+            self.fsdp.set(id, &*initial_value(spec, seed))?;
         }
         Ok(())
     }
