@@ -1,4 +1,5 @@
-// The second half of a GEMM in parts: out = sum over parts, in order, then scales and accumulation as in one part.
+// The second half of a GEMM in parts: out = sum over parts, in order, then scales and accumulation as in one part. What this
+// adds to the simple loop: eight loads are on their way at a time.
 
 @group(0) @binding(1) var<storage, read> parts: array<vec4<f32>>; // (splits, groups, M, N) quads
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
@@ -14,7 +15,16 @@ fn sum(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<
     return;
   }
   var acc = vec4<f32>();
-  for (var part = 0u; part < p.splits; part++) {
+  var part = 0u;
+  for (; part + 8u <= p.splits; part += 8u) {
+//!repeat i 8
+    let v$i = parts[(part + $iu) * total + at];
+//!end
+//!repeat i 8
+    acc += v$i;
+//!end
+  }
+  for (; part < p.splits; part++) {
     acc += parts[part * total + at];
   }
   let row = at / nq;
