@@ -229,13 +229,19 @@ impl Gpu {
     }
 
     /// Ends what [`Gpu::profile_begin`] began, after the launch was recorded.
-    pub(super) fn profile_end(&self, began: Option<Instant>, kernel: String, groups: u32) -> Result<()> {
+    pub(super) fn profile_end(
+        &self,
+        began: Option<Instant>,
+        kernel: impl FnOnce() -> String,
+        groups: u32,
+    ) -> Result<()> {
         if !self.0.options.profile || self.is_planner() {
             return Ok(());
         }
         if began.is_some() {
             self.finish()?;
         }
+        let kernel = kernel();
         let mut state = self.state();
         match began {
             Some(began) => state.profile.add((kernel, groups), began.elapsed().as_secs_f64()),

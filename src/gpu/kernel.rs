@@ -22,8 +22,8 @@ pub struct Kernel {
 /// The constants and dtypes of one use of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Variant {
-    constants: Vec<(&'static str, u32)>,
-    quads: Vec<(&'static str, DType)>,
+    pub(super) constants: Vec<(&'static str, u32)>,
+    pub(super) quads: Vec<(&'static str, DType)>,
 }
 
 impl Variant {

@@ -66,6 +66,8 @@ pub struct Binding {
 }
 
 pub(super) struct Pipeline {
+    /// Number in the order of compilation, for the keys of bind groups.
+    id: u64,
     raw: Option<(wgpu::ComputePipeline, wgpu::BindGroupLayout)>,
     writable: Vec<bool>,
     kernel: Kernel,
@@ -75,12 +77,14 @@ pub(super) struct Pipeline {
 }
 
 /// Which pipeline over which ranges of which buffers and uniform chunk.
-type GroupKey = (String, usize, Vec<(u64, u64, u64)>);
+type GroupKey = (u64, usize, Vec<(u64, u64, u64)>);
 
 #[derive(Default)]
 pub(super) struct State {
     pub counters: Counters,
     pipelines: HashMap<String, Arc<Pipeline>>,
+    /// The same by [`fingerprint`], as they are asked for: to make a key of words for each launch takes longer than the rest.
+    known: HashMap<u64, Vec<Arc<Pipeline>>>,
     groups: HashMap<GroupKey, wgpu::BindGroup>,
     encoder: Option<wgpu::CommandEncoder>,
     pass: Option<wgpu::ComputePass<'static>>,
@@ -166,14 +170,16 @@ impl Gpu {
         bindings: &[Binding],
         groups: u32,
     ) -> Result<()> {
-        let key = kernel.key(variant);
-        let known = self.state().pipelines.get(&key).cloned();
-        let pipeline = match known {
-            Some(p) => p,
-            None => self.compile::<P>(kernel, variant, &key)?,
-        };
-        let access: Vec<bool> = bindings.iter().map(|b| b.access == Access::Write).collect();
-        assert_eq!(access, pipeline.writable, "kernel {}: bindings given, bindings declared", kernel.name);
+        let pipeline = self.pipeline::<P>(kernel, variant)?;
+        let access = || bindings.iter().map(|b| b.access == Access::Write);
+        if !access().eq(pipeline.writable.iter().copied()) {
+            let access: Vec<bool> = access().collect();
+            assert_eq!(
+                access, pipeline.writable,
+                "kernel {}: bindings given, bindings declared",
+                kernel.name
+            );
+        }
         if groups == 0 {
             return Ok(());
         }
@@ -181,16 +187,35 @@ impl Gpu {
         let mut state = self.state();
         state.counters.dispatches += 1;
         let Some((device, _)) = &self.0.device else { return Ok(()) };
-        let (raw, layout) = pipeline.raw.as_ref().expect("a device's pipelines are compiled");
+        let raw = &pipeline.raw.as_ref().expect("a device's pipelines are compiled").0;
         let (chunk, offset) = state.slot(device, bytemuck::bytes_of(params));
-        let group = bind_group(&mut state, device, layout, (key.clone(), chunk), bindings);
+        let group = bind_group(&mut state, device, &pipeline, chunk, bindings);
         let (x, y) = fold(groups);
         let pass = state.pass(device);
         pass.set_pipeline(raw);
         pass.set_bind_group(0, &group, &[offset]);
         pass.dispatch_workgroups(x, y, 1);
         drop(state);
-        self.profile_end(began, key, groups)
+        self.profile_end(began, || kernel.key(variant), groups)
+    }
+
+    /// The pipeline of a variant, compiled if it is new.
+    fn pipeline<P: Params>(&self, kernel: &Kernel, variant: &Variant) -> Result<Arc<Pipeline>> {
+        let print = fingerprint(kernel, variant);
+        let same = |p: &&Arc<Pipeline>| {
+            p.kernel.name == kernel.name && p.kernel.entry == kernel.entry && p.variant == *variant
+        };
+        if let Some(known) = self.state().known.get(&print).and_then(|all| all.iter().find(same)) {
+            return Ok(known.clone());
+        }
+        let key = kernel.key(variant);
+        let compiled = self.state().pipelines.get(&key).cloned();
+        let pipeline = match compiled {
+            Some(p) => p,
+            None => self.compile::<P>(kernel, variant, &key)?,
+        };
+        self.state().known.entry(print).or_default().push(pipeline.clone());
+        Ok(pipeline)
     }
 
     fn compile<P: Params>(&self, kernel: &Kernel, variant: &Variant, key: &str) -> Result<Arc<Pipeline>> {
@@ -202,16 +227,16 @@ impl Gpu {
         let raw =
             self.0.device.as_ref().map(|(device, _)| self.build(device, kernel, source, &writable, params));
         self.check()?;
-        let pipeline =
-            Arc::new(Pipeline { raw, writable, kernel: *kernel, variant: variant.clone(), params });
-        self.keep(key, pipeline.clone());
-        Ok(pipeline)
+        let pipeline = Pipeline { id: 0, raw, writable, kernel: *kernel, variant: variant.clone(), params };
+        Ok(self.keep(key, pipeline))
     }
 
-    fn keep(&self, key: &str, pipeline: Arc<Pipeline>) {
+    fn keep(&self, key: &str, pipeline: Pipeline) -> Arc<Pipeline> {
         let mut state = self.state();
         state.counters.pipelines += 1;
-        state.pipelines.insert(key.to_string(), pipeline);
+        let pipeline = Arc::new(Pipeline { id: state.counters.pipelines, ..pipeline });
+        state.pipelines.insert(key.to_string(), pipeline.clone());
+        pipeline
     }
 
     /// Compiles every kernel that `planner` was asked for, on all cores, so that no step waits for one.
@@ -230,8 +255,7 @@ impl Gpu {
                 let source = kernel.source(variant);
                 let raw = Some(self.build(device, kernel, source, writable, *params));
                 let (writable, variant) = (writable.clone(), variant.clone());
-                let pipeline = Pipeline { raw, writable, kernel: *kernel, variant, params: *params };
-                self.keep(key, Arc::new(pipeline));
+                self.keep(key, Pipeline { id: 0, raw, writable, kernel: *kernel, variant, params: *params });
             }
         };
         let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -329,6 +353,15 @@ impl Gpu {
     }
 }
 
+/// A number for a variant, made of where its names lie and of its values: fast, and equal for equal uses of one kernel.
+fn fingerprint(kernel: &Kernel, variant: &Variant) -> u64 {
+    let mix = |h: u64, x: u64| (h ^ x).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let name = |s: &str| s.as_ptr() as u64;
+    let start = mix(name(kernel.name), name(kernel.entry));
+    let h = variant.constants.iter().fold(start, |h, (n, v)| mix(mix(h, name(n)), u64::from(*v)));
+    variant.quads.iter().fold(h, |h, (n, dtype)| mix(mix(h, name(n)), *dtype as u64))
+}
+
 /// A grid of `n` workgroups as x * y >= n, each at most [`MAX_GRID`].
 fn fold(n: u32) -> (u32, u32) {
     let y = n.div_ceil(MAX_GRID);
@@ -356,12 +389,12 @@ fn bind_group_layout(device: &wgpu::Device, writable: &[bool], params: usize) ->
 fn bind_group(
     state: &mut State,
     device: &wgpu::Device,
-    layout: &wgpu::BindGroupLayout,
-    (kernel, chunk): (String, usize),
+    pipeline: &Pipeline,
+    chunk: usize,
     bindings: &[Binding],
 ) -> wgpu::BindGroup {
     let ranges = bindings.iter().map(|b| (b.buffer.id(), b.offset, b.size)).collect();
-    let key = (kernel, chunk, ranges);
+    let key = (pipeline.id, chunk, ranges);
     if let Some(group) = state.groups.get(&key) {
         return group.clone();
     }
@@ -381,11 +414,9 @@ fn bind_group(
             resource: range(raw, b.offset, b.size),
         });
     }
-    let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: Some(&key.0),
-        layout,
-        entries: &entries,
-    });
+    let layout = &pipeline.raw.as_ref().expect("a device's pipelines are compiled").1;
+    let label = Some(pipeline.kernel.name);
+    let group = device.create_bind_group(&wgpu::BindGroupDescriptor { label, layout, entries: &entries });
     state.groups.insert(key, group.clone());
     group
 }
