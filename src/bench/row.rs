@@ -41,6 +41,8 @@ pub struct Row {
     pub gbps: Option<f64>,
     /// Tokens per second, of training steps.
     pub tokens_per_second: Option<f64>,
+    /// Milliseconds in which the host records a training step and hands it over, while the device is at the one before.
+    pub host_ms: Option<f64>,
     /// Of the best GEMM measured in the same run, or of the adapter's measured copy bandwidth.
     pub share_of_peak: Option<f64>,
     /// The largest difference from the reference as a part of the root mean square of the reference.

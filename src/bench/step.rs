@@ -10,8 +10,9 @@ use crate::train::trainer::Trainer;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Steps before anything is timed: the first two make buffers, bind groups and pipelines.
 const FIRST_STEPS: usize = 3;
@@ -60,22 +61,29 @@ impl Precision {
     }
 }
 
-/// The configuration of a benchmarked step: the debug model's on synthetic data, `batch` sequences of `seq` tokens, then the
-/// user's own keys.
+/// The configuration of a benchmarked step on synthetic data: that of `file`, or the debug model's; `batch` sequences of `seq`
+/// tokens where `sizes` say so, then the user's own keys.
 ///
 /// # Errors
-/// A key or value that the user got wrong.
-pub fn config(precision: Precision, (batch, seq): (usize, usize), user: &[String]) -> Result<Config> {
+/// A file, key or value that the user got wrong.
+pub fn config(
+    precision: Precision,
+    file: Option<&Path>,
+    sizes: Option<(usize, usize)>,
+    user: &[String],
+) -> Result<Config> {
     let mut keys = vec![
         "training.dataset=synthetic".to_string(),
-        format!("training.local_batch_size={batch}"),
-        format!("training.seq_len={seq}"),
         "lr_scheduler.warmup_steps=2".into(),
         "training.steps=1000".into(),
     ];
+    if let Some((batch, seq)) = sizes {
+        keys.push(format!("training.local_batch_size={batch}"));
+        keys.push(format!("training.seq_len={seq}"));
+    }
     keys.extend(precision.overrides());
     keys.extend_from_slice(user);
-    let config = Config::load(None, &keys)?.config;
+    let config = Config::load(file, &keys)?.config;
     config.validate(1)?;
     Ok(config)
 }
@@ -88,6 +96,7 @@ pub struct Stepper {
     steps: usize,
     vocabulary: usize,
     flops_per_token: f64,
+    recording: Duration,
 }
 
 impl Stepper {
@@ -107,6 +116,7 @@ impl Stepper {
             steps: 0,
             vocabulary: args.vocab_size,
             flops_per_token: args.flops_per_token(config.training.seq_len) as f64,
+            recording: Duration::ZERO,
         })
     }
 
@@ -128,7 +138,9 @@ impl Stepper {
         let (mut waiting, mut loss) = (None, f64::NAN);
         for _ in 0..n {
             let batches = self.batches()?;
+            let start = Instant::now();
             let pending = self.trainer.step(&batches)?;
+            self.recording += start.elapsed();
             if let Some(before) = waiting.replace(pending) {
                 loss = self.trainer.read(before)?.loss;
             }
@@ -163,17 +175,17 @@ impl Stepper {
 /// How far the first loss may be from the logarithm of the vocabulary, which an untrained model's nearly is, as a part of it.
 const FIRST_LOSS: f64 = 0.25;
 
-/// Measures training steps of `config` by the host's clock, as a run has them, and adds the row. The error is that of the
-/// first loss against `ln V`.
+/// Measures training steps of `config` by the host's clock, as a run has them, and adds the row, called `name`. The error is
+/// that of the first loss against `ln V`.
 ///
 /// # Errors
 /// As [`Stepper::run`].
-pub fn measure(runner: &mut Runner, config: &Config, precision: Precision) -> Result<()> {
+pub fn measure(runner: &mut Runner, config: &Config, name: &str, precision: Precision) -> Result<()> {
     let gpu = runner.gpu().clone();
     let mut stepper = Stepper::new(&gpu, config)?;
     let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
     let mut row = super::row::Row {
-        op: "step".into(),
+        op: name.into(),
         shape: format!("{batch}x{seq}"),
         groups: "routed".into(),
         dtype: precision.name().into(),
@@ -193,8 +205,11 @@ pub fn measure(runner: &mut Runner, config: &Config, precision: Precision) -> Re
     let before = gpu.counters().dispatches;
     stepper.run(1)?;
     row.dispatches = gpu.counters().dispatches - before;
+    stepper.recording = Duration::ZERO;
+    let first_timed = stepper.steps;
     let times = stepper.times(runner)?;
     times.fill(&mut row);
+    row.host_ms = Some(stepper.recording.as_secs_f64() * 1e3 / (stepper.steps - first_timed) as f64);
     let tokens = (batch * seq * stepper.trainer.accumulation()) as f64;
     row.tokens_per_second = Some(tokens / times.median());
     row.tflops = Some(stepper.flops_per_token * tokens / times.median() * 1e-12);

@@ -7,9 +7,11 @@ use super::row::Row;
 use super::runner::{Case, Runner, Settings};
 use super::step::{self, Precision};
 use super::{activations, memory, moe, tables};
+use crate::config::Config;
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::{Error, Result};
+use std::path::PathBuf;
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +162,8 @@ pub struct Plan {
     pub groups: Groups,
     /// Precisions; empty is those that suit the op.
     pub precisions: Vec<Precision>,
+    /// Configuration file of a training step; none is the debug model.
+    pub config: Option<PathBuf>,
     /// Keys of the configuration of a training step.
     pub overrides: Vec<String>,
 }
@@ -183,6 +187,10 @@ pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> 
         let shapes = if plan.shapes.is_empty() { defaults.collect() } else { plan.shapes.clone() };
         if *op == Op::Copy && shapes.is_empty() {
             runner.case(&memory::copy(gpu, copy_bytes(gpu))?)?;
+        }
+        if *op == Op::Step && plan.config.is_some() && plan.shapes.is_empty() {
+            steps(&mut runner, plan, None)?;
+            continue;
         }
         for shape in shapes {
             op_at(&mut runner, plan, *op, &shape)?;
@@ -245,15 +253,26 @@ fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
             let cases = by_memory(&gpu, op, shape, dtype(p))?;
             cases.iter().try_for_each(|case| runner.case(case))
         }),
-        _ => plan.precisions(&Precision::ALL).into_iter().try_for_each(|precision| {
-            let [batch, seq] = numbers(op, shape)?;
-            let config = step::config(precision, (batch, seq), &plan.overrides)?;
-            step::measure(runner, &config, precision)
-        }),
+        _ => steps(runner, plan, Some(shape)),
     }
 }
 
 impl Plan {
+    /// The configuration of a training step; without a shape its sizes are the file's.
+    ///
+    /// # Errors
+    /// A shape, file, key or value that the user got wrong.
+    pub fn step(&self, precision: Precision, shape: Option<&str>) -> Result<Config> {
+        let sizes = shape.map(|shape| numbers(Op::Step, shape)).transpose()?;
+        step::config(precision, self.config.as_deref(), sizes.map(|[b, s]| (b, s)), &self.overrides)
+    }
+
+    /// What a step's row is called: with the configuration's name, if there is one.
+    fn step_name(&self) -> String {
+        let stem = self.config.as_ref().and_then(|file| file.file_stem());
+        stem.map_or("step".into(), |stem| format!("step {}", stem.to_string_lossy()))
+    }
+
     /// The precisions that were asked for, else those that suit the op.
     fn precisions(&self, defaults: &[Precision]) -> Vec<Precision> {
         if self.precisions.is_empty() { defaults.to_vec() } else { self.precisions.clone() }
@@ -286,6 +305,15 @@ fn grouped(runner: &mut Runner, plan: &Plan, op: Op, [m, k, n, e]: [usize; 4]) -
         }
     }
     Ok(())
+}
+
+/// Training steps in the plan's precisions; those of a file leave out f32 unless it is asked for.
+fn steps(runner: &mut Runner, plan: &Plan, shape: Option<&str>) -> Result<()> {
+    let defaults = if plan.config.is_some() { &Precision::ALL[1..] } else { &Precision::ALL[..] };
+    plan.precisions(defaults).into_iter().try_for_each(|precision| {
+        let config = plan.step(precision, shape)?;
+        step::measure(runner, &config, &plan.step_name(), precision)
+    })
 }
 
 /// Of activations under a precision.

@@ -151,7 +151,7 @@ pub enum BenchOp {
     AdamW,
     /// Sums and casts. --shape TxD
     Elementwise,
-    /// A training step of the debug model, whose keys can be set. --shape BxS
+    /// A training step of the debug model, or of --config's, whose keys can be set. --shape BxS
     Step,
 }
 

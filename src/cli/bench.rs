@@ -104,6 +104,7 @@ fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
         shapes: args.shape.clone(),
         groups,
         precisions: named.collect(),
+        config: args.run.config.clone(),
         overrides: overrides.to_vec(),
     })
 }
@@ -131,16 +132,10 @@ fn library(op: BenchOp) -> Op {
 
 /// Prints where the time of a step goes.
 fn profile(gpu: &Gpu, args: &BenchArgs, plan: &Plan) -> Result<()> {
-    let sizes = match args.shape.first() {
-        Some(shape) => {
-            let n = crate::bench::data::parse_shape(shape, Op::Step.form())?;
-            (n[0], n[1])
-        }
-        None if gpu.caps().software => (2, 64),
-        None => (8, 2048),
-    };
+    let default = if gpu.caps().software { "2x64" } else { "8x2048" };
+    let shape = args.shape.first().map(String::as_str).or(plan.config.is_none().then_some(default));
     let precision = plan.precisions.first().copied().unwrap_or(Precision::Fp8);
-    let config = step::config(precision, sizes, &plan.overrides)?;
+    let config = plan.step(precision, shape)?;
     let table = step::profile(gpu, &config, PROFILED_STEPS)?.table();
     let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
     let head =
