@@ -9,132 +9,139 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-// Backward: for each head and position lse, then for each D (see attention_halves.wgsl), then r of q, k, v, d_out.
+// By queries: rows are queries, tiles are keys and values.
+@group(0) @binding(1) var<storage, read> q: array<vec4<f16>>;
+@group(0) @binding(2) var<storage, read> k_words: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> v_words: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read> d_out: array<vec4<f16>>;
+// By keys: rows are keys and values, tiles are queries and gradients.
+@group(0) @binding(1) var<storage, read> q_words: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> k: array<vec4<f16>>;
+@group(0) @binding(3) var<storage, read> v: array<vec4<f16>>;
+@group(0) @binding(5) var<storage, read> d_out_words: array<vec4<u32>>;
+// For each head and position lse, then for each D (see attention_halves.wgsl), then r of q, k, v, d_out.
 @group(0) @binding(6) var<storage, read> stats: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> d_q: array<vec2<u32>>;
 @group(0) @binding(7) var<storage, read_write> d_k: array<vec2<u32>>;
 @group(0) @binding(8) var<storage, read_write> d_v: array<vec2<u32>>;
 
-// What probabilities in backward are multiplied by, what d_s / (r of d_out times that of v) is divided by, and both for d_p.
+// What probabilities are multiplied by, what d_s / (r of d_out times that of v) is divided by, and both for d_p.
 const MANY = 32768.0;
 const UNIT = f32(1u << FALL);
 const GRADIENT = 1.0 / (UNIT * MANY);
 
-// Whether queries i to i + 3 see key `j`.
-fn seen(base: u32, i: u32, doc: u32, j: u32) -> vec4<bool> {
-  let queries = four(i);
-  let until = block_start(j) + p.block;
-  return queries >= vec4<u32>(j) & queries < vec4<u32>(until) & documents(base, i) == vec4<u32>(doc);
-}
-
-// The same for ROWS keys from `j` and STEP queries from `i`.
-fn cut_by_key(j: u32, i: u32) -> bool {
-  return DOCS == 1u || i + 1u < j + ROWS || i + STEP > block_start(j) + p.block;
-}
+// Statistics of the queries of a tile: lse, then D.
+var<workgroup> notes: array<vec4<f32>, STEP / 2u>;
 
 // Quads of the statistics of each kind.
 fn stat_quads() -> u32 {
   return p.batch * p.heads * p.padded / 4u;
 }
 
-@compute @workgroup_size(SG * LANES)
+@compute @workgroup_size(THREADS)
 fn by_query(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  // Workgroups past the last one, of a folded grid, repeat its work: naga allows no return before fragments.
   let n = min(grid_index(wg, nwg), workgroups(p.heads) - 1u);
   let at = place(workgroups(p.heads) - 1u - n, p.heads);
   let base = at.batch * p.seq;
   let lane = li % LANES;
-  let sg = li / LANES;
   let part = lane % PER;
-  let own = sg * OWN;
-  let mine = own + lane / PER * WIDE + part;
-  let wide = WIDE;
-  let first = at.first + sg * ROWS;
-  let mq = fragment(at.batch, at.head, p.heads, first);
+  let row = lane / PER;
+  let own = li / LANES * 16u * SW;
+  let own_p = li / LANES * 16u * PW;
+  let wide = SW;
+  let first = at.first + li / LANES * ROWS;
+  let rq = operand_row(at.batch, at.head, p.heads, first);
   let kv = at.head / (p.heads / p.kv_heads);
   let r = stats[2u * stat_quads()];
   let factor = r.x * (p.scale * LOG2E) * r.y;
 //!repeat i RF
-  let i$i = first + $iu * 16u + lane / PER;
+  let i$i = first + $iu * 16u + row;
   let doc$i = document(base, i$i);
-  let stat$i = (at.batch * p.heads + at.head) * p.padded + i$i;
+  let stat$i = rq + $iu * 16u + row;
   let lse$i = vec4<f32>(stats[stat$i / 4u][stat$i % 4u]);
   let less$i = vec4<f32>(stats[stat_quads() + stat$i / 4u][stat$i % 4u]);
 //!repeat d DF
-  let q$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&q[mq + ($iu * DF + $du) * 64u], 4u);
-  let g$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&d_out[mq + ($iu * DF + $du) * 64u], 4u);
+  let q$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&q[(rq + $iu * 16u) * HQ + $du * 4u], HQ);
+  let g$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&d_out[(rq + $iu * 16u) * HQ + $du * 4u], HQ);
   var acc$i_$d = coop_mat16x16<f32, C>();
 //!end
+  var s$i = coop_mat16x16<f32, C>();
+  var dp$i = coop_mat16x16<f32, C>();
+  var ds$i = coop_mat16x16<f16, A>();
 //!end
   let end = min(at.first + SPAN, p.seq);
-  for (var j = block_start(at.first) / STEP * STEP; j < end; j += STEP) {
-    let mk = fragment(at.batch, kv, p.kv_heads, j);
-//!repeat c KF
-//!repeat i RF
-    var s$i_$c = coop_mat16x16<f32, C>();
-    var dp$i_$c = coop_mat16x16<f32, C>();
+  let start = block_start(at.first) / STEP * STEP;
+  let from_k = operand_row(at.batch, kv, p.kv_heads, 0u) * H16;
+//!repeat r LOADS
+  let to$r = tile_place(li + $ru * THREADS);
+  let from$r = min(li + $ru * THREADS, CHUNKS - 1u);
+  var kw$r = k_words[from_k + start * H16 + from$r];
+  var vw$r = v_words[from_k + start * H16 + from$r];
 //!end
-//!repeat d DF
-    let k$c_$d = coopLoad<coop_mat16x16<f16, B>>(&k[mk + ($cu * DF + $du) * 64u], 4u);
-//!repeat i RF
-    s$i_$c = coopMultiplyAdd(q$i_$d, k$c_$d, s$i_$c);
-//!end
-//!end
-//!repeat i RF
-    let to$i_$c = own + $iu * 16u * WIDE + $cu * 4u;
-    coopStoreT(s$i_$c, &scores[to$i_$c], wide);
-//!end
-//!end
-//!repeat c KF
-//!repeat d DF
-    let v$c_$d = coopLoad<coop_mat16x16<f16, B>>(&v[mk + ($cu * DF + $du) * 64u], 4u);
-//!repeat i RF
-    dp$i_$c = coopMultiplyAdd(g$i_$d, v$c_$d, dp$i_$c);
-//!end
-//!end
-//!end
-    subgroupBarrier();
-//!repeat i RF
-//!repeat t KQ
-    var e$i_$t = exp2(scores[mine + $iu * 16u * WIDE + $tu * PER] * factor - lse$i);
-//!end
-    if cut(first, j) {
-//!repeat t KQ
-      e$i_$t = select(vec4<f32>(0.0), e$i_$t, sees(base, i$i, doc$i, j + ($tu * PER + part) * 4u));
-//!end
-    }
-//!end
-    subgroupBarrier();
-//!repeat c KF
-//!repeat i RF
-    coopStoreT(dp$i_$c, &scores[to$i_$c], wide);
-//!end
-//!end
-    subgroupBarrier();
-//!repeat i RF
-//!repeat t KQ
-    {
-      let d = scores[mine + $iu * 16u * WIDE + $tu * PER] * GRADIENT - less$i;
-      probs[mine + $iu * 16u * WIDE + $tu * PER] = vec4<f16>(e$i_$t * d);
-    }
-//!end
-//!end
-    subgroupBarrier();
-    let mt = transposed(p.kv_heads) + mk;
-//!repeat c KF
-//!repeat i RF
-    let ds$i_$c = coopLoadT<coop_mat16x16<f16, A>>(&probs[own + $iu * 16u * WIDE + $cu * 4u], WIDE);
-//!end
-//!repeat d DF
-    let kt$c_$d = coopLoad<coop_mat16x16<f16, B>>(&k[mt + ($cu * DF + $du) * 64u], 4u);
-//!repeat i RF
-    acc$i_$d = coopMultiplyAdd(ds$i_$c, kt$c_$d, acc$i_$d);
-//!end
-//!end
-//!end
-//!repeat y LOCKSTEP
+  for (var j = start; j < end; j += STEP) {
     workgroupBarrier();
+//!repeat r LOADS
+    if CHUNKS % THREADS == 0u || li + $ru * THREADS < CHUNKS {
+      ta[to$r] = eight(kw$r);
+      tb[to$r] = eight(vw$r);
+    }
+//!end
+    workgroupBarrier();
+    let next = min(j + STEP, p.padded - STEP) * H16;
+//!repeat r LOADS
+    kw$r = k_words[from_k + next + from$r];
+    vw$r = v_words[from_k + next + from$r];
+//!end
+//!repeat o ROUNDS
+//!repeat y SKIP
+    for (var once = j + $ou * ROUND < first + ROWS; once; once = false) {
+//!end
+//!repeat y WHOLE
+    {
+//!end
+      let j0 = j + $ou * ROUND;
+//!repeat i RF
+      s$i = coop_mat16x16<f32, C>();
+      dp$i = coop_mat16x16<f32, C>();
+//!end
+//!repeat d DF
+      let kb$d = coopLoad<coop_mat16x16<f16, B>>(&ta[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
+      let vb$d = coopLoad<coop_mat16x16<f16, B>>(&tb[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
+//!repeat i RF
+      s$i = coopMultiplyAdd(q$i_$d, kb$d, s$i);
+      dp$i = coopMultiplyAdd(g$i_$d, vb$d, dp$i);
+//!end
+//!end
+//!repeat i RF
+      {
+        coopStoreT(s$i, &scores[own], wide);
+        subgroupBarrier();
+//!repeat t KQ
+        var e$t = exp2(scores[own + row * SW + part + $tu * PER] * factor - lse$i);
+//!end
+        if cut(first + $iu * 16u, j0) {
+//!repeat t KQ
+          e$t = select(vec4<f32>(0.0), e$t, sees(base, i$i, doc$i, j0 + ($tu * PER + part) * 4u));
+//!end
+        }
+        subgroupBarrier();
+        coopStoreT(dp$i, &scores[own], wide);
+        subgroupBarrier();
+//!repeat t KQ
+        let d$t = scores[own + row * SW + part + $tu * PER] * GRADIENT - less$i;
+        probs[own_p + row * PW + part + $tu * PER] = vec4<f16>(e$t * d$t);
+//!end
+        subgroupBarrier();
+        ds$i = coopLoadT<coop_mat16x16<f16, A>>(&probs[own_p], PW);
+      }
+//!end
+//!repeat d DF
+      let kt$d = coopLoadT<coop_mat16x16<f16, B>>(&ta[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
+//!repeat i RF
+      acc$i_$d = coopMultiplyAdd(ds$i, kt$d, acc$i_$d);
+//!end
+//!end
+    }
 //!end
   }
 //!repeat i RF
@@ -144,10 +151,10 @@ fn by_query(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: 
   subgroupBarrier();
 //!repeat t STORES
   {
-    let row = (lane + $tu * LANES) / 4u;
-    let i = first + $iu * 16u + row;
+    let r4 = (lane + $tu * LANES) / 4u;
+    let i = first + $iu * 16u + r4;
     if i < p.seq {
-      let o = scores[own + row * WIDE + lane % 4u] * (r.w * UNIT * r.z) * (p.scale * r.y);
+      let o = scores[own + r4 * SW + lane % 4u] * (r.w * UNIT * r.z) * (p.scale * r.y);
       d_q[((base + i) * p.heads + at.head) * HQ + $du * 4u + lane % 4u] = bf16_put(o);
     }
   }
@@ -156,122 +163,125 @@ fn by_query(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: 
 //!end
 }
 
-@compute @workgroup_size(SG * LANES)
+@compute @workgroup_size(THREADS)
 fn by_key(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  // Workgroups past the last one, of a folded grid, repeat its work: naga allows no return before fragments.
   let n = min(grid_index(wg, nwg), workgroups(p.kv_heads) - 1u);
   let at = place(n, p.kv_heads); // here the first positions have most to do
   let base = at.batch * p.seq;
   let lane = li % LANES;
-  let sg = li / LANES;
   let part = lane % PER;
-  let own = sg * OWN;
-  let mine = own + lane / PER * WIDE + part;
-  let wide = WIDE;
-  let first = at.first + sg * ROWS;
-  let mk = fragment(at.batch, at.head, p.kv_heads, first);
+  let row = lane / PER;
+  let own = li / LANES * 16u * SW;
+  let own_p = li / LANES * 16u * PW;
+  let wide = SW;
+  let first = at.first + li / LANES * ROWS;
+  let rk = operand_row(at.batch, at.head, p.kv_heads, first);
   let r = stats[2u * stat_quads()];
   let factor = r.x * (p.scale * LOG2E) * r.y;
 //!repeat i RF
-  let j$i = first + $iu * 16u + lane / PER;
+  let j$i = first + $iu * 16u + row;
   let doc$i = document(base, j$i);
 //!repeat d DF
-  let k$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&k[mk + ($iu * DF + $du) * 64u], 4u);
-  let v$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&v[mk + ($iu * DF + $du) * 64u], 4u);
+  let k$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&k[(rk + $iu * 16u) * HQ + $du * 4u], HQ);
+  let v$i_$d = coopLoadT<coop_mat16x16<f16, A>>(&v[(rk + $iu * 16u) * HQ + $du * 4u], HQ);
   var dk$i_$d = coop_mat16x16<f32, C>();
   var dv$i_$d = coop_mat16x16<f32, C>();
 //!end
+  var s$i = coop_mat16x16<f32, C>();
+  var dp$i = coop_mat16x16<f32, C>();
+  var p$i = coop_mat16x16<f16, A>();
+  var ds$i = coop_mat16x16<f16, A>();
 //!end
   let share = p.heads / p.kv_heads;
   let last = min(at.first + SPAN, p.seq) - 1u;
-  let end = min(block_start(last) + p.block, p.seq);
-  for (var head = at.head * share; head < (at.head + 1u) * share; head++) {
-    for (var i = at.first / STEP * STEP; i < end; i += STEP) {
-      let mq = fragment(at.batch, head, p.heads, i);
-      let stat = ((at.batch * p.heads + head) * p.padded + i) / 4u + part;
-//!repeat c KF
+  let start = at.first / STEP * STEP;
+  let steps = div_up(min(block_start(last) + p.block, p.seq) - start, STEP);
+  let note = li % (STEP / 4u) + select(0u, stat_quads(), li >= STEP / 4u);
+  let source0 = operand_row(at.batch, at.head * share, p.heads, start);
+  var stat = stats[source0 / 4u + note];
+//!repeat r LOADS
+  let to$r = tile_place(li + $ru * THREADS);
+  let from$r = min(li + $ru * THREADS, CHUNKS - 1u);
+  var qw$r = q_words[source0 * H16 + from$r];
+  var gw$r = d_out_words[source0 * H16 + from$r];
+//!end
+  for (var step = 0u; step < steps * share; step++) {
+    let i = start + step % steps * STEP;
+    workgroupBarrier();
+//!repeat r LOADS
+    if CHUNKS % THREADS == 0u || li + $ru * THREADS < CHUNKS {
+      ta[to$r] = eight(qw$r);
+      tb[to$r] = eight(gw$r);
+    }
+//!end
+    if li < STEP / 2u {
+      notes[li] = stat;
+    }
+    workgroupBarrier();
+    let after = min(step + 1u, steps * share - 1u);
+    let source = operand_row(at.batch, at.head * share + after / steps, p.heads, start + after % steps * STEP);
+//!repeat r LOADS
+    qw$r = q_words[source * H16 + from$r];
+    gw$r = d_out_words[source * H16 + from$r];
+//!end
+    stat = stats[source / 4u + note];
+//!repeat o ROUNDS
+//!repeat y SKIP
+    for (var once = i + ($ou + 1u) * ROUND > first; once; once = false) {
+//!end
+//!repeat y WHOLE
+    {
+//!end
+      let i0 = i + $ou * ROUND;
 //!repeat i RF
-      var s$i_$c = coop_mat16x16<f32, C>();
-      var dp$i_$c = coop_mat16x16<f32, C>();
+      s$i = coop_mat16x16<f32, C>();
+      dp$i = coop_mat16x16<f32, C>();
 //!end
 //!repeat d DF
-      let q$c_$d = coopLoad<coop_mat16x16<f16, B>>(&q[mq + ($cu * DF + $du) * 64u], 4u);
+      let qb$d = coopLoad<coop_mat16x16<f16, B>>(&ta[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
+      let gb$d = coopLoad<coop_mat16x16<f16, B>>(&tb[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
 //!repeat i RF
-      s$i_$c = coopMultiplyAdd(k$i_$d, q$c_$d, s$i_$c);
+      s$i = coopMultiplyAdd(k$i_$d, qb$d, s$i);
+      dp$i = coopMultiplyAdd(v$i_$d, gb$d, dp$i);
 //!end
-//!end
-//!repeat i RF
-      let to$i_$c = own + $iu * 16u * WIDE + $cu * 4u;
-      coopStoreT(s$i_$c, &scores[to$i_$c], wide);
-//!end
-//!end
-//!repeat c KF
-//!repeat d DF
-      let g$c_$d = coopLoad<coop_mat16x16<f16, B>>(&d_out[mq + ($cu * DF + $du) * 64u], 4u);
-//!repeat i RF
-      dp$i_$c = coopMultiplyAdd(v$i_$d, g$c_$d, dp$i_$c);
-//!end
-//!end
-//!end
-      subgroupBarrier();
-//!repeat t KQ
-      let lse$t = stats[stat + $tu * PER];
-      let less$t = stats[stat_quads() + stat + $tu * PER];
 //!end
 //!repeat i RF
-//!repeat t KQ
-      var e$i_$t = exp2(scores[mine + $iu * 16u * WIDE + $tu * PER] * factor - lse$t);
-//!end
-      if cut_by_key(first, i) {
-//!repeat t KQ
-        e$i_$t = select(vec4<f32>(0.0), e$i_$t, seen(base, i + ($tu * PER + part) * 4u, doc$i, j$i));
-//!end
-      }
-//!repeat t KQ
-      probs[mine + $iu * 16u * WIDE + $tu * PER] = vec4<f16>(e$i_$t);
-//!end
-//!end
-      subgroupBarrier();
-      let mt = transposed(p.heads) + mq;
-//!repeat c KF
-//!repeat i RF
-      coopStoreT(dp$i_$c, &scores[to$i_$c], wide);
-      let p$i_$c = coopLoadT<coop_mat16x16<f16, A>>(&probs[own + $iu * 16u * WIDE + $cu * 4u], WIDE);
-//!end
-//!end
-//!repeat c KF
-//!repeat d DF
-      let gt$c_$d = coopLoad<coop_mat16x16<f16, B>>(&d_out[mt + ($cu * DF + $du) * 64u], 4u);
-//!repeat i RF
-      dv$i_$d = coopMultiplyAdd(p$i_$c, gt$c_$d, dv$i_$d);
-//!end
-//!end
-//!end
-      subgroupBarrier();
-//!repeat i RF
-//!repeat t KQ
       {
-        let d = scores[mine + $iu * 16u * WIDE + $tu * PER] * GRADIENT - less$t;
-        probs[mine + $iu * 16u * WIDE + $tu * PER] = vec4<f16>(e$i_$t * d);
+        coopStoreT(s$i, &scores[own], wide);
+        subgroupBarrier();
+//!repeat t KQ
+        var e$t = exp2(scores[own + row * SW + part + $tu * PER] * factor - notes[$ou * 4u + part + $tu * PER]);
+//!end
+        if cut_by_key(first + $iu * 16u, i0) {
+//!repeat t KQ
+          e$t = select(vec4<f32>(0.0), e$t, seen(base, i0 + ($tu * PER + part) * 4u, doc$i, j$i));
+//!end
+        }
+//!repeat t KQ
+        probs[own_p + row * PW + part + $tu * PER] = vec4<f16>(e$t);
+//!end
+        subgroupBarrier();
+        p$i = coopLoadT<coop_mat16x16<f16, A>>(&probs[own_p], PW);
+        coopStoreT(dp$i, &scores[own], wide);
+        subgroupBarrier();
+//!repeat t KQ
+        let d$t = scores[own + row * SW + part + $tu * PER] * GRADIENT - notes[STEP / 4u + $ou * 4u + part + $tu * PER];
+        probs[own_p + row * PW + part + $tu * PER] = vec4<f16>(e$t * d$t);
+//!end
+        subgroupBarrier();
+        ds$i = coopLoadT<coop_mat16x16<f16, A>>(&probs[own_p], PW);
       }
 //!end
-//!end
-      subgroupBarrier();
-//!repeat c KF
-//!repeat i RF
-      let ds$i_$c = coopLoadT<coop_mat16x16<f16, A>>(&probs[own + $iu * 16u * WIDE + $cu * 4u], WIDE);
-//!end
 //!repeat d DF
-      let qt$c_$d = coopLoad<coop_mat16x16<f16, B>>(&q[mt + ($cu * DF + $du) * 64u], 4u);
+      let gt$d = coopLoadT<coop_mat16x16<f16, B>>(&tb[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
+      let qt$d = coopLoadT<coop_mat16x16<f16, B>>(&ta[$ou * ROUND * TW + $du * 2u].x, 2u * TW);
 //!repeat i RF
-      dk$i_$d = coopMultiplyAdd(ds$i_$c, qt$c_$d, dk$i_$d);
+      dv$i_$d = coopMultiplyAdd(p$i, gt$d, dv$i_$d);
+      dk$i_$d = coopMultiplyAdd(ds$i, qt$d, dk$i_$d);
 //!end
-//!end
-//!end
-//!repeat y LOCKSTEP
-      workgroupBarrier();
 //!end
     }
+//!end
   }
 //!repeat i RF
 //!repeat d DF
@@ -279,19 +289,19 @@ fn by_key(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: ve
   coopStoreT(dk$i_$d, &scores[own], wide);
   subgroupBarrier();
 //!repeat t STORES
-  let k_quad$i_$d_$t = scores[own + (lane + $tu * LANES) / 4u * WIDE + lane % 4u] * (r.w * UNIT * r.z) * (p.scale * r.x);
+  let dk_quad$i_$d_$t = scores[own + (lane + $tu * LANES) / 4u * SW + lane % 4u] * (r.w * UNIT * r.z) * (p.scale * r.x);
 //!end
   subgroupBarrier();
   coopStoreT(dv$i_$d, &scores[own], wide);
   subgroupBarrier();
 //!repeat t STORES
   {
-    let row = (lane + $tu * LANES) / 4u;
-    let j = first + $iu * 16u + row;
+    let r4 = (lane + $tu * LANES) / 4u;
+    let j = first + $iu * 16u + r4;
     if j < p.seq {
       let to = ((base + j) * p.kv_heads + at.head) * HQ + $du * 4u + lane % 4u;
-      d_k[to] = bf16_put(k_quad$i_$d_$t);
-      d_v[to] = bf16_put(scores[own + row * WIDE + lane % 4u] * (r.w / MANY));
+      d_k[to] = bf16_put(dk_quad$i_$d_$t);
+      d_v[to] = bf16_put(scores[own + r4 * SW + lane % 4u] * (r.w / MANY));
     }
   }
 //!end

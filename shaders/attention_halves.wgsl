@@ -1,15 +1,13 @@
-// What attention_coop.wgsl reads: q, k, v and d_out as f16, each scaled by one power of two, as fragments; and the rows'
+// What attention_coop.wgsl reads: q, k, v and d_out as f16, each scaled by one power of two, head by head; and the rows'
 // statistics for backward.
 //   tops        largest finite magnitude of each tensor, PARTS workgroups each
 //   scales      one workgroup: r = 1/s of each tensor, from the bits of its largest magnitude
-//   halves      a thread takes 4 positions of a quad
+//   halves      a thread a quad
 //   statistics  a thread a position and head
 // Scaling: the largest magnitude becomes 2^15 to 1.75 * 2^15. So bf16 values, whose 8 bits fit into 11, stay exact down to 2^-29 of
 // their tensor's largest and are off by 2^-40 of it below: a product of two such is off by less than the roundings of its f32 sum.
-// A NaN or an infinity is no magnitude and stays what it is, so that it spoils what it takes part in, and no more than a fragment.
-// Fragments: 16 positions x 16 elements of a head, 64 quads that follow each other, row by row; then those of the next 16 elements,
-// positions, heads, sequences. Transposed: 16 elements x 16 positions in each, otherwise in the same order. Positions from
-// `seq` to `padded` are zero.
+// A NaN or an infinity is no magnitude and stays what it is, so that it spoils what it takes part in.
+// The halves lie sequence by sequence, head by head, position by position; positions from `seq` to `padded` are zero.
 // d_s = p (d_p - D) has magnitude at most 2 HD (largest d_out) (largest v), that is less than 2 HD 2^31.7 in scaled units: divided by
 // 2^FALL >= HD 2^17 it fits into f16. What is lost to f16's last bit, 2^-25 of 2^16, is HD 2^-40 of the product of the largest
 // d_out and v, while bf16 results may be off by 2^-9: a d_s would have to be 2^-30 of its bound, everywhere, to matter.
@@ -30,9 +28,7 @@ struct Halves {
   seq: u32,
   heads: u32,
   padded: u32,
-  which: u32,      // of q, k, v, d_out
-  plain: u32,      // 1: wanted as it is
-  transposed: u32, // 1: wanted transposed, after the plain ones if any
+  which: u32, // of q, k, v, d_out
 }
 
 @group(0) @binding(0) var<uniform> quads: Tops;
@@ -124,43 +120,23 @@ fn scales_of(@builtin(local_invocation_index) li: u32) {
   }
 }
 
-// Bits of four halves.
-fn pack(a: vec4<f32>) -> vec2<u32> {
-  return vec2<u32>(pack2x16float(a.xy), pack2x16float(a.zw));
-}
-
 @compute @workgroup_size(256)
 fn halves(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let n = grid_index(wg, nwg) * 256u + li;
   let width = p.heads * HQ;
-  let rows = p.batch * p.padded / 4u;
-  if n >= rows * width {
+  if n >= p.batch * p.padded * width {
     return;
   }
   let c = n % width;
-  let i = n / width * 4u % p.padded;
-  let batch = n / width * 4u / p.padded;
-  let s = bitcast<f32>(0x7f000000u - bitcast<u32>(scales[p.which]));
-  var a: mat4x4<f32>;
-  for (var t = 0u; t < 4u; t++) {
-    a[t] = vec4<f32>();
-    if i + t < p.seq {
-      a[t] = bf16_get(x[(batch * p.seq + i + t) * width + c]) * s;
-    }
+  let i = n / width % p.padded;
+  let batch = n / width / p.padded;
+  var a = vec4<f32>();
+  if i < p.seq {
+    let s = bitcast<f32>(0x7f000000u - bitcast<u32>(scales[p.which]));
+    a = bf16_get(x[(batch * p.seq + i) * width + c]) * s;
   }
-  let fragment = (((batch * p.heads + c / HQ) * p.padded + i) / 16u * (HQ / 4u) + c % HQ / 4u) * 64u;
-  if p.plain == 1u {
-    for (var t = 0u; t < 4u; t++) {
-      codes[fragment + (i % 16u + t) * 4u + c % 4u] = pack(a[t]);
-    }
-  }
-  if p.transposed == 1u {
-    let b = transpose(a);
-    let all = p.plain * rows * width * 4u;
-    for (var t = 0u; t < 4u; t++) {
-      codes[all + fragment + (c % 4u * 4u + t) * 4u + i % 16u / 4u] = pack(b[t]);
-    }
-  }
+  let to = ((batch * p.heads + c / HQ) * p.padded + i) * HQ + c % HQ;
+  codes[to] = vec2<u32>(pack2x16float(a.xy), pack2x16float(a.zw));
 }
 
 // lse as a logarithm to base 2, less 15 (so that probabilities come out times 2^15), then D = sum(d_out * out) in the units of

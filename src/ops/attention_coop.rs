@@ -22,7 +22,7 @@ crate::params! {
     struct Scales { tensors: u32 }
 }
 crate::params! {
-    struct Halves { batch: u32, seq: u32, heads: u32, padded: u32, which: u32, plain: u32, transposed: u32 }
+    struct Halves { batch: u32, seq: u32, heads: u32, padded: u32, which: u32 }
 }
 
 const FORWARD_TEXT: &str = concat!(
@@ -43,8 +43,10 @@ const HALVES: Kernel = Kernel { name: "attention_halves.halves", text: HALVES_TE
 const STATISTICS: Kernel =
     Kernel { name: "attention_halves.statistics", text: HALVES_TEXT, entry: "statistics" };
 
-/// Positions of a workgroup, and a multiple of those of a step.
-const SPAN: usize = 64;
+/// A multiple of the positions of a workgroup and of those of a step.
+const PADDED: usize = 128;
+/// Subgroups of a workgroup.
+const SUBGROUPS: u32 = 4;
 /// Workgroups that look for the largest magnitude of a tensor.
 const PARTS: usize = 256;
 
@@ -67,8 +69,8 @@ pub(super) fn forward(
 ) -> Result<(Tensor, Tensor)> {
     let call = Call::new(gpu, shape, docs);
     let scales = call.scales(gpu, [q, k, v], None)?;
-    let half = |which, wanted| call.halves(gpu, [q, k, v][which], which, &scales, wanted);
-    let (qh, kh, vh) = (half(0, Copies::PLAIN)?, half(1, Copies::PLAIN)?, half(2, Copies::TRANSPOSED)?);
+    let half = |which: usize| call.halves(gpu, [q, k, v][which], which, &scales);
+    let (qh, kh, vh) = (half(0)?, half(1)?, half(2)?);
     let out = Tensor::empty(gpu, "attention out", q.shape(), q.dtype())?;
     let lse = Tensor::flat(gpu, "attention lse", q.rows() * shape.heads, DType::F32)?;
     let docs = call.docs(q);
@@ -89,13 +91,12 @@ pub(super) fn backward(
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let call = Call::new(gpu, shape, docs);
     let scales = call.scales(gpu, [q, k, v], Some(d_out))?;
-    let half = |which, wanted| call.halves(gpu, [q, k, v, d_out][which], which, &scales, wanted);
-    let halves = [half(0, Copies::BOTH)?, half(1, Copies::BOTH)?, half(2, Copies::PLAIN)?];
-    let d_half = half(3, Copies::BOTH)?;
+    let half = |which: usize| call.halves(gpu, [q, k, v, d_out][which], which, &scales);
+    let (halves, d_half) = ([half(0)?, half(1)?, half(2)?], half(3)?);
     let pairs = shape.batch * call.padded() * shape.heads;
     let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs + 4, DType::F32)?;
     let bindings = [d_out.read(), scales.read(), out.read(), lse.read(), stats.write()];
-    let params = call.halves_params(shape.heads, 0, Copies::PLAIN);
+    let params = call.halves_params(shape.heads, 0);
     gpu.dispatch(&STATISTICS, &call.halves_variant(), &params, &bindings, pairs.div_ceil(256) as u32)?;
     let d_q = Tensor::empty(gpu, "attention d_q", q.shape(), q.dtype())?;
     let d_k = Tensor::empty(gpu, "attention d_k", k.shape(), q.dtype())?;
@@ -107,19 +108,6 @@ pub(super) fn backward(
     bindings.extend([d_k.write(), d_v.write()]);
     call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)?;
     Ok((d_q, d_k, d_v))
-}
-
-/// Which forms of an operand's fragments are wanted.
-#[derive(Clone, Copy)]
-struct Copies {
-    plain: bool,
-    transposed: bool,
-}
-
-impl Copies {
-    const PLAIN: Copies = Copies { plain: true, transposed: false };
-    const TRANSPOSED: Copies = Copies { plain: false, transposed: true };
-    const BOTH: Copies = Copies { plain: true, transposed: true };
 }
 
 /// What the kernels of one call have in common.
@@ -136,7 +124,7 @@ impl<'a> Call<'a> {
 
     /// Positions of a sequence with the zeros after it.
     fn padded(&self) -> usize {
-        self.shape.seq.next_multiple_of(SPAN)
+        self.shape.seq.next_multiple_of(PADDED)
     }
 
     /// The documents, or anything in their place.
@@ -162,31 +150,28 @@ impl<'a> Call<'a> {
         Ok(scales)
     }
 
-    fn halves_params(&self, heads: usize, which: usize, wanted: Copies) -> Halves {
+    fn halves_params(&self, heads: usize, which: usize) -> Halves {
         Halves {
             batch: self.shape.batch as u32,
             seq: self.shape.seq as u32,
             heads: heads as u32,
             padded: self.padded() as u32,
             which: which as u32,
-            plain: wanted.plain.into(),
-            transposed: wanted.transposed.into(),
         }
     }
 
-    /// The fragments of operand number `which`, plain ones first.
-    fn halves(&self, gpu: &Gpu, x: &Tensor, which: usize, scales: &Tensor, wanted: Copies) -> Result<Tensor> {
+    /// Operand number `which` as halves.
+    fn halves(&self, gpu: &Gpu, x: &Tensor, which: usize, scales: &Tensor) -> Result<Tensor> {
         let rows = self.shape.batch * self.padded();
-        let copies = usize::from(wanted.plain) + usize::from(wanted.transposed);
-        let codes = Tensor::empty(gpu, "attention halves", &[copies * rows, x.cols()], DType::F16)?;
-        let params = self.halves_params(x.cols() / self.shape.head_dim, which, wanted);
-        let groups = (rows / 4 * x.quads()).div_ceil(256);
+        let codes = Tensor::empty(gpu, "attention halves", &[rows, x.cols()], DType::F16)?;
+        let params = self.halves_params(x.cols() / self.shape.head_dim, which);
+        let groups = (rows * x.quads()).div_ceil(256);
         let bindings = [x.read(), scales.read(), codes.write()];
         gpu.dispatch(&HALVES, &self.halves_variant(), &params, &bindings, groups as u32)?;
         Ok(codes)
     }
 
-    /// Launches a workgroup for each [`SPAN`] positions of each of `heads` heads of every sequence.
+    /// Launches a workgroup for each [`Tile::span`] positions of each of `heads` heads of every sequence.
     fn dispatch(&self, gpu: &Gpu, kernel: &Kernel, bindings: &[Binding], heads: usize) -> Result<()> {
         let s = self.shape;
         let params = Attention {
@@ -199,7 +184,8 @@ impl<'a> Call<'a> {
             scale: (1.0 / (s.head_dim as f64).sqrt()) as f32,
         };
         let variant = variant(kernel, s.head_dim, self.documents.is_some(), self.lanes);
-        let groups = s.seq.div_ceil(SPAN) * s.batch * heads;
+        let tile = tile(kernel, s.head_dim);
+        let groups = s.seq.div_ceil(tile.span()) * s.batch * heads;
         gpu.dispatch(kernel, &variant, &params, bindings, groups as u32)
     }
 }
@@ -213,26 +199,54 @@ fn halves_variant(head_dim: usize) -> Variant {
     Variant::new().constant("HQ", head_dim as u32 / 4).constant("FALL", fall(head_dim))
 }
 
-/// Fragments of rows of a subgroup and of positions of a step, and whether the subgroups of a workgroup wait for each other
-/// after each step, so that they find the same operands in the cache.
-fn tile(kernel: &Kernel, head_dim: usize) -> (u32, u32, bool) {
-    match (kernel.entry, head_dim) {
-        (_, 0..=32) => (2, 2, false),
-        _ => (1, 2, true),
+/// How the work is cut, as measured for heads of 16 and 128 elements (docs/numbers.md).
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    /// Fragments of rows of a subgroup.
+    rows: u32,
+    /// Rounds of a step.
+    rounds: u32,
+    /// Quads after a row of scores and one of probabilities in workgroup memory: without bank conflicts `[2, 2]`.
+    pads: [u32; 2],
+    /// Whether subgroups leave out rounds that none of their rows takes part in: costs more than it saves where rounds are long.
+    skip: bool,
+}
+
+impl Tile {
+    /// Positions of a workgroup.
+    fn span(&self) -> usize {
+        (16 * self.rows * SUBGROUPS) as usize
     }
 }
 
+/// At most 24 KiB of workgroup memory in all, so that two workgroups share a core; at small heads three.
+fn tile(kernel: &Kernel, head_dim: usize) -> Tile {
+    let (rows, rounds, pads) = match (kernel.entry, head_dim) {
+        (_, 0..=32) => (2, 2, [2, 2]),
+        (_, 0..=64) => (1, 2, [2, 2]),
+        // Its row statistics leave no room for more.
+        ("by_key", _) => (1, 1, [2, 2]),
+        (_, _) => (1, 2, [1, 0]),
+    };
+    Tile { rows, rounds, pads, skip: head_dim <= 32 }
+}
+
 fn variant(kernel: &Kernel, head_dim: usize, docs: bool, lanes: u32) -> Variant {
-    let (rows, keys, lockstep) = tile(kernel, head_dim);
+    let t = tile(kernel, head_dim);
+    let (threads, chunks) = (SUBGROUPS * lanes, t.rounds * 2 * head_dim as u32);
     Variant::new()
         .constant("DF", head_dim as u32 / 16)
-        .constant("RF", rows)
-        .constant("KF", keys)
-        .constant("SG", SPAN as u32 / 16 / rows)
+        .constant("RF", t.rows)
+        .constant("SG", SUBGROUPS)
+        .constant("ROUNDS", t.rounds)
+        .constant("SCORE_PAD", t.pads[0])
+        .constant("PROB_PAD", t.pads[1])
+        .constant("SKIP", t.skip.into())
+        .constant("WHOLE", (!t.skip).into())
         .constant("LANES", lanes)
-        .constant("KQ", 64 * keys / lanes)
+        .constant("LOADS", chunks.div_ceil(threads))
+        .constant("KQ", 64 / lanes)
         .constant("STORES", 64 / lanes)
-        .constant("LOCKSTEP", lockstep.into())
         .constant("FALL", fall(head_dim))
         .constant("DOCS", docs.into())
 }
@@ -240,7 +254,7 @@ fn variant(kernel: &Kernel, head_dim: usize, docs: bool, lanes: u32) -> Variant 
 /// Every kind of variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
-    for head_dim in [16, 48, 128] {
+    for head_dim in [16, 48, 80, 128] {
         all.extend([TOPS, SCALES, HALVES, STATISTICS].map(|kernel| (kernel, halves_variant(head_dim))));
         for kernel in [FORWARD, BY_QUERY, BY_KEY] {
             for (docs, lanes) in [(false, 32), (true, 32), (false, 64)] {
