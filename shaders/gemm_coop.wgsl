@@ -12,6 +12,7 @@
 // 4. A thread loads 16 bytes: codes for two slices (8 of them each; both operands take the same ones), halves for one.
 // 5. Rows of workgroup memory are padded by 8 halves, and threads take rows in an order without bank conflicts.
 // 6. 16 tiles of rows share their columns before the next columns begin, for the cache.
+// 7. Few operations on the way out, which is not hidden by anything: factors are read once, a quad is tested for NaN at once.
 // The decode gives four values in the order 0 2 1 3 in both operands. Rows and columns past the end read the last one and
 // are not stored; the contraction is padded by zeros in memory.
 // Variants: F8 / F16: codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;
@@ -29,10 +30,11 @@ struct H8 { x: vec4<f16>, y: vec4<f16> }
 @group(0) @binding(5) var<storage, read> col_scale: array<f32>;
 @group(0) @binding(6) var<storage, read_write> out: array<OUT>;
 
-// A slice of each operand: 128 rows of 16 halves and 8 of padding. And one fragment of results per subgroup.
+// A slice of each operand: 128 rows of 16 halves and 8 of padding. And one fragment of results per subgroup, 16 floats and 8
+// of padding a row.
 var<workgroup> ta: array<H8, 384>;
 var<workgroup> tb: array<H8, 384>;
-var<workgroup> te: array<f32, 1024>;
+var<workgroup> te: array<vec4<f32>, 384>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
@@ -153,16 +155,28 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 //!end
   }
-  workgroupBarrier();
-  let te0 = sg * 256u;
-  let stride = 16u;
-//!repeat j 4
-  let scale$j = col_factor(tile, tile.col0 + wcol + $ju * 16u + (lane % 4u) * 4u);
+  // A lane has column quad lane % 4 of the rows 0 2 1 3, 4 6 5 7 ... of each fragment: no bank conflicts.
+  let te0 = sg * 96u;
+  let stride = 6u;
+  let quad = lane % 4u;
+  let down = lane / 4u;
+  let at_row = (down & ~3u) | ((down & 1u) << 1u) | ((down & 2u) >> 1u);
+  let row = tile.row0 + wrow + at_row;
+  let col = tile.col0 + wcol + quad * 4u;
 //!repeat i 4
+//!repeat s STORE_STEPS
+  let by_row$i_$s = row_factor(tile, row + $iu * 16u + $su * (LANES / 4u));
+//!end
+//!end
+//!repeat j 4
+  let by_col$j = col_factor(tile, col + $ju * 16u);
+//!end
+//!repeat i 4
+//!repeat j 4
   coopStoreT(c$i_$j, &te[te0], stride);
   subgroupBarrier();
 //!repeat s STORE_STEPS
-  emit(tile, te0, lane + $su * LANES, wrow + $iu * 16u, wcol + $ju * 16u, scale$j);
+  emit(tile, te[te0 + (at_row + $su * (LANES / 4u)) * 6u + quad], row + $iu * 16u + $su * (LANES / 4u), col + $ju * 16u, by_row$i_$s, by_col$j);
 //!end
   subgroupBarrier();
 //!end

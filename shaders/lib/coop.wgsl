@@ -57,49 +57,60 @@ struct Tile {
   blocks: u32,
 }
 
-fn row_factor(g: u32, i: u32) -> f32 {
-  return row_scale[g * p.row_group + i * p.row_step];
-}
-
 // What undoes the decode of both operands: 256 for each that is e4m3.
 const FACTOR = select(1.0, select(65536.0, 256.0, A_E5M2 == 1u), F8 == 1u);
 
-// Factors of columns j to j + 3, with the decode's.
+// Factor of row i of the result. Without a contraction (rows of no group, a group without rows) there is no scale: exact zeros.
+fn row_factor(tile: Tile, i: u32) -> f32 {
+  if SCALED == 0u {
+    return FACTOR;
+  }
+  let scale = row_scale[tile.group * p.row_group + min(i, p.m - 1u) * p.row_step];
+  return select(0.0, FACTOR * scale, tile.blocks > 0u);
+}
+
+// Factors of columns j to j + 3.
 fn col_factor(tile: Tile, j: u32) -> vec4<f32> {
   if SCALED == 0u {
-    return vec4<f32>(FACTOR);
+    return vec4<f32>(1.0);
   }
   let at = tile.group * p.col_group;
   let last = p.n - 1u;
-  return FACTOR * vec4<f32>(
+  let scale = vec4<f32>(
     col_scale[at + min(j, last) * p.col_step],
     col_scale[at + min(j + 1u, last) * p.col_step],
     col_scale[at + min(j + 2u, last) * p.col_step],
-    col_scale[at + min(j + 3u, last) * p.col_step],
-  );
+    col_scale[at + min(j + 3u, last) * p.col_step]);
+  return select(vec4<f32>(0.0), scale, tile.blocks > 0u);
 }
 
-// Writes quad `t` (of 64) of the 16 x 16 fragment at (row, col) of the tile, which lies in te at `te0`. Without a
-// contraction (rows of no group, a group without rows) there is no scale either: exact zeros.
-fn emit(tile: Tile, te0: u32, t: u32, row: u32, col: u32, factor: vec4<f32>) {
-  let r = t / 4u;
-  let i = tile.row0 + row + r;
-  let j = tile.col0 + col + (t % 4u) * 4u;
+// A quad of results in their dtype. To bf16 the NaN test comes once for all four.
+fn rounded(v: vec4<f32>) -> OUT {
+//!repeat w BF16_OUT
+  let sum = (v.x + v.y) + (v.z + v.w);
+  if (bitcast<u32>(sum) & 0x7fffffffu) <= 0x7f800000u {
+    let u = bitcast<vec4<u32>>(v);
+    let r = u + vec4<u32>(0x7fffu) + ((u >> vec4<u32>(16u)) & vec4<u32>(1u));
+    return vec2<u32>((r.x >> 16u) | (r.y & 0xffff0000u), (r.z >> 16u) | (r.w & 0xffff0000u));
+  }
+//!end
+  return out_put(v);
+}
+
+// Scales and stores the sums `sums` of columns j to j + 3 of row i.
+fn emit(tile: Tile, sums: vec4<f32>, i: u32, j: u32, by_row: f32, by_col: vec4<f32>) {
   if i >= tile.end || j >= p.n {
     return;
   }
-  let e = te0 + t * 4u;
-  var v = vec4<f32>(te[e], te[e + 1u], te[e + 2u], te[e + 3u]);
-  if SCALED == 1u {
-    v *= row_factor(tile.group, i);
+  var v = (sums * by_row) * by_col;
+  if j + 4u > p.n {
+    v = select(vec4<f32>(0.0), v, vec4<u32>(j, j + 1u, j + 2u, j + 3u) < vec4<u32>(p.n));
   }
-  v = select(vec4<f32>(0.0), v * factor, tile.blocks > 0u);
-  v = select(vec4<f32>(0.0), v, vec4<u32>(j, j + 1u, j + 2u, j + 3u) < vec4<u32>(p.n));
   let at = (tile.base + i) * div_up(p.n, 4u) + j / 4u;
   if ACCUMULATE == 1u {
     v += out_get(out[at]);
   }
-  out[at] = out_put(v);
+  out[at] = rounded(v);
 }
 
 // Tile number `x` of the grid: 16 tiles of rows, then the next columns. Past the last one nothing is computed or stored

@@ -66,6 +66,7 @@ fn variant(by_steps: bool, a: DType, out: DType, flags: Flags, lanes: u32) -> Va
         .constant("THREADS", threads)
         .constant("LOADS", 256 / threads)
         .constant("STORE_STEPS", 64 / lanes)
+        .constant("BF16_OUT", u32::from(out == DType::BF16))
         .quad("OUT", out)
 }
 
