@@ -8,6 +8,7 @@
 // 2. Codes by way of halves, two at a time: a sixth of the operations of the exact encoder (`codes`).
 // 3. No atomics and no scales to initialise: tiles leave their tops side by side, and who casts takes the maximum.
 // 4. With TOPS, `rows` takes the columns' tops too, so that both axes cost two reads and not three.
+// IN_PANELS: codes go into panels (lib/panels.wgsl) of the contraction, with its padding; by columns they are transposed on the way.
 
 struct Wide {
   rows: u32,
@@ -24,78 +25,6 @@ struct Wide {
 @group(0) @binding(3) var<storage, read_write> descales: array<u32>;
 @group(0) @binding(4) var<storage, read_write> codes: array<Unit>;
 @group(0) @binding(5) var<storage, read_write> column_tops: array<vec4<u32>>;
-
-// De-scales above 2^100 (those that say "not finite" among them) take the encoder that looks at every bit.
-const CAREFUL = 227u << 23u;
-
-//!repeat w FP8
-alias Unit = vec2<u32>;
-//!end
-//!repeat w HALF
-alias Unit = vec4<u32>;
-//!end
-
-// Where the codes of a unit are stored: row-major.
-fn place(row: u32, unit: u32) -> u32 {
-  return row * div_up(p.cols, 8u) + unit;
-}
-
-//!repeat w HALVES
-// As halves, values times 2^-8 have the exponents of e4m3, below its normal range too, and seven bits more than a code: only rounding
-// at bit 7 is left. One value would be rounded twice, 2^-9 (1/2 + 2^-8); a factor 1 + 2^-12 moves it off the first tie, and
-// every other value back to where it was.
-fn quick(q: X, factor: vec4<f32>) -> Q {
-  let v = x_get(q) * factor;
-  let h = vec2<u32>(pack2x16float(v.xz), pack2x16float(v.yw));
-  let t = h + vec2<u32>(0x3f003fu) + ((h >> vec2<u32>(7u)) & vec2<u32>(0x10001u));
-  // The high byte of each half: its sign and, one bit up, the code.
-  let w = (t & vec2<u32>(0x80808080u)) | ((t << vec2<u32>(1u)) & vec2<u32>(0x7f7f7f7fu));
-  return ((w.x >> 8u) & 0xff00ffu) | (w.y & 0xff00ff00u);
-}
-
-fn factors(r: vec4<u32>) -> vec4<f32> {
-  return bitcast<vec4<f32>>((scale_bits(min(r, vec4<u32>(CAREFUL))) - vec4<u32>(8u << 23u)) | vec4<u32>(1u << 11u));
-}
-//!end
-//!repeat w EXACT
-fn quick(q: X, factor: vec4<f32>) -> Q {
-  return encode(q, bitcast<vec4<u32>>(factor), vec4<u32>());
-}
-
-fn factors(r: vec4<u32>) -> vec4<f32> {
-  return bitcast<vec4<f32>>(scale_bits(min(r, vec4<u32>(CAREFUL))));
-}
-//!end
-
-fn quick_unit(v: vec4<u32>, a: vec4<f32>, b: vec4<f32>) -> Unit {
-  return Unit(quick(v.xy, a), quick(v.zw, b));
-}
-
-// For any de-scale; `unit` says which elements exist.
-fn careful_unit(v: vec4<u32>, unit: u32, a: vec4<u32>, b: vec4<u32>) -> Unit {
-  let column = vec4<u32>(8u * unit) + vec4<u32>(0u, 1u, 2u, 3u);
-  let ra = select(vec4<u32>(FLOOR), a, column < vec4<u32>(p.cols));
-  let rb = select(vec4<u32>(FLOOR), b, column + vec4<u32>(4u) < vec4<u32>(p.cols));
-  return Unit(encode(v.xy, scale_bits(ra), ra), encode(v.zw, scale_bits(rb), rb));
-}
-
-// Magnitudes of the even elements of a unit, and of the odd ones, above bit 17; what is below does not matter.
-fn evens(v: vec4<u32>) -> vec4<u32> {
-  return v << vec4<u32>(17u);
-}
-
-fn odds(v: vec4<u32>) -> vec4<u32> {
-  return v << vec4<u32>(1u);
-}
-
-// Both as they lie in x.
-fn together(even: vec4<u32>, odd: vec4<u32>) -> vec4<u32> {
-  return (even >> vec4<u32>(17u)) | ((odd >> vec4<u32>(1u)) & vec4<u32>(0x7fff0000u));
-}
-
-fn largest(v: vec4<u32>) -> u32 {
-  return max(max(v.x, v.y), max(v.z, v.w));
-}
 
 var<workgroup> merged: array<vec4<u32>, LANES>;
 //!repeat b BATCH
@@ -167,6 +96,11 @@ fn rows(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
     if row$b < range.end {
       if lane == 0u {
         descales[row$b] = r$b;
+      }
+      if IN_PANELS == 1u {
+        for (var unit = units + lane; unit < div_up(units, 8u) * 8u; unit += TEAM) {
+          codes[place(row$b, unit)] = Unit();
+        }
       }
       if r$b > CAREFUL {
         careful_row(row$b, units, lane, r$b);
@@ -271,7 +205,7 @@ fn cast_tile(first_unit: u32, tile: u32, li: u32) {
     empty_groups(first_unit, li);
   }
   if range.group >= p.groups {
-    if unit < units {
+    if unit < units && IN_PANELS == 0u {
       for (var row = range.first + down; row < range.end; row += LANES / ACROSS) {
         codes[place(row, unit)] = Unit();
       }
@@ -297,6 +231,10 @@ fn cast_tile(first_unit: u32, tile: u32, li: u32) {
   if range.first == group_start(range.group) && down == 0u {
     store_descales(range.group, unit, a, b);
   }
+//!repeat w IN_PANELS
+  cast_panels(range, unit, down, a, b);
+  return;
+//!end
   if max(largest(a), largest(b)) > CAREFUL {
     for (var row = range.first + down; row < range.end; row += LANES / ACROSS) {
       codes[place(row, unit)] = careful_unit(x[row * units + unit], unit, a, b);

@@ -10,7 +10,7 @@ use crate::num::{DType, Fp8};
 use crate::ops::fp8_linear::{self, Recipe};
 use crate::ops::gemm::{self, GemmOptions, Scale};
 use crate::ops::gemm_choice::{Form, Product, choice};
-use crate::ops::panels::{Codes, Contraction};
+use crate::ops::panels::Order;
 use crate::ops::quantize;
 use crate::reference;
 use crate::tensor::Tensor;
@@ -234,46 +234,39 @@ impl Linear {
         })
     }
 
-    /// A product of operands that are `dtype` already and, on matrix units, in panels.
+    /// A product of operands that are `dtype` already, in the order that it reads.
     fn scaled(self: &Rc<Self>, gpu: &Gpu, pass: Pass, dtype: DType) -> Result<super::runner::Run> {
         let l = self.clone();
-        let (a, b, [along_a, along_b]) = match pass {
+        // Halves are for matrix units.
+        let coop = dtype == DType::F16 || l.kernel(gpu, pass, dtype) == GemmKernel::Coop;
+        let order = if coop { Order::Panels } else { Order::Rows };
+        let (a, b) = match pass {
             Pass::Forward => (
-                quantize::along_rows(gpu, &l.x, dtype)?,
-                quantize::along_rows(gpu, &l.w, dtype)?,
-                [Contraction::Columns; 2],
+                quantize::along_rows(gpu, &l.x, dtype, order)?,
+                quantize::along_rows(gpu, &l.w, dtype, order)?,
             ),
             Pass::Input => (
-                quantize::along_rows(gpu, &l.d_y, dtype)?,
-                quantize::along_weight_columns(gpu, &l.w, dtype)?,
-                [Contraction::Columns, Contraction::WeightRows],
+                quantize::along_rows(gpu, &l.d_y, dtype, order)?,
+                quantize::along_weight_columns(gpu, &l.w, dtype, order)?,
             ),
             Pass::Weight => (
-                quantize::along_columns(gpu, &l.d_y, l.ends(), dtype)?,
-                quantize::along_columns(gpu, &l.x, l.ends(), dtype)?,
-                [Contraction::GroupRows(l.ends()); 2],
+                quantize::along_columns(gpu, &l.d_y, l.ends(), dtype, order)?,
+                quantize::along_columns(gpu, &l.x, l.ends(), dtype, order)?,
             ),
         };
-        let coop = dtype == DType::F16 || l.kernel(gpu, pass, dtype) == GemmKernel::Coop;
-        let place = |codes: Tensor, along| {
-            let codes = Codes::Rows(codes);
-            if coop { codes.to_panels(gpu, along) } else { Ok(codes) }
-        };
-        let (a_codes, b_codes) = (place(a.codes, along_a)?, place(b.codes, along_b)?);
-        let (a_scale, b_scale) = (a.descale, b.descale);
         Ok(Box::new(move |gpu| {
             let row = match pass {
-                Pass::Weight => Scale::per_group(&a_scale, l.n),
-                _ => Scale::per_row(&a_scale),
+                Pass::Weight => Scale::per_group(&a.descale, l.n),
+                _ => Scale::per_row(&a.descale),
             };
-            let col = Scale::per_group(&b_scale, if pass == Pass::Forward { l.n } else { l.k });
+            let col = Scale::per_group(&b.descale, if pass == Pass::Forward { l.n } else { l.k });
             let options = GemmOptions { offs: l.ends(), scales: Some((row, col)) };
             let product = match pass {
                 Pass::Forward => gemm::nt_of,
                 Pass::Input => gemm::nn_of,
                 Pass::Weight => gemm::tn_of,
             };
-            Ok(vec![product(gpu, &a_codes, &b_codes, DType::BF16, options)?])
+            Ok(vec![product(gpu, &a.codes, &b.codes, DType::BF16, options)?])
         }))
     }
 

@@ -15,6 +15,8 @@ use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::gemm::{self, GemmOptions, Scale};
+use crate::ops::gemm_choice::{self, Form, Product};
+use crate::ops::panels::{Codes, Order};
 use crate::ops::quantize::{self, Quantized};
 use crate::tensor::Tensor;
 use std::cell::OnceCell;
@@ -41,9 +43,9 @@ pub enum Recipe {
 pub struct Operand {
     x: Tensor,
     offs: Option<Tensor>,
-    along_k: OnceCell<Quantized>,
-    along_rows: OnceCell<Quantized>,
-    whole: OnceCell<Quantized>,
+    along_k: OnceCell<Quantized<Codes>>,
+    along_rows: OnceCell<Quantized<Codes>>,
+    whole: OnceCell<Quantized<Codes>>,
 }
 
 impl Operand {
@@ -63,16 +65,28 @@ impl Operand {
         self.offs.is_some()
     }
 
-    fn along_k(&self, gpu: &Gpu) -> Result<&Quantized> {
-        get_or_try(&self.along_k, || quantize::rowwise(gpu, &self.x))
+    fn along_k(&self, gpu: &Gpu, order: Order) -> Result<&Quantized<Codes>> {
+        get_or_try(&self.along_k, || quantize::along_rows(gpu, &self.x, DType::E4M3, order))
     }
 
-    fn along_rows(&self, gpu: &Gpu) -> Result<&Quantized> {
-        get_or_try(&self.along_rows, || quantize::colwise(gpu, &self.x, self.offs.as_ref()))
+    fn along_rows(&self, gpu: &Gpu, order: Order) -> Result<&Quantized<Codes>> {
+        let offs = self.offs.as_ref();
+        get_or_try(&self.along_rows, || quantize::along_columns(gpu, &self.x, offs, DType::E4M3, order))
     }
 
-    fn whole(&self, gpu: &Gpu) -> Result<&Quantized> {
-        get_or_try(&self.whole, || quantize::tensorwise(gpu, &self.x, DType::E4M3))
+    fn whole(&self, gpu: &Gpu) -> Result<&Quantized<Codes>> {
+        get_or_try(&self.whole, || Ok(quantize::tensorwise(gpu, &self.x, DType::E4M3)?.into()))
+    }
+
+    /// How the product of this form with a weight of N rows reads its operands.
+    fn order(&self, gpu: &Gpu, form: Form, n: usize) -> Order {
+        let (m, k) = (self.x.rows(), self.x.cols());
+        let sizes = match form {
+            Form::Nt => [m, n, k],
+            Form::Nn => [m, k, n],
+            Form::Tn => [n, k, m],
+        };
+        gemm_choice::order(gpu, &Product { form, operands: [DType::E4M3; 2], sizes })
     }
 
     fn plain(&self) -> GemmOptions<'_> {
@@ -84,7 +98,10 @@ impl Operand {
     }
 }
 
-fn get_or_try(cell: &OnceCell<Quantized>, make: impl FnOnce() -> Result<Quantized>) -> Result<&Quantized> {
+fn get_or_try(
+    cell: &OnceCell<Quantized<Codes>>,
+    make: impl FnOnce() -> Result<Quantized<Codes>>,
+) -> Result<&Quantized<Codes>> {
     if let Some(known) = cell.get() {
         return Ok(known);
     }
@@ -111,14 +128,15 @@ pub fn forward_with(gpu: &Gpu, input: &Operand, w: &Tensor, recipe: Recipe) -> R
     match recipe {
         Recipe::HighPrecision => gemm::nt(gpu, &input.x, w, out, input.plain()),
         Recipe::Rowwise | Recipe::RowwiseGwHp => {
-            let (x, w) = (input.along_k(gpu)?, quantize::rowwise(gpu, w)?);
+            let order = input.order(gpu, Form::Nt, n);
+            let (x, w) = (input.along_k(gpu, order)?, quantize::along_rows(gpu, w, DType::E4M3, order)?);
             let scales = input.scaled(Scale::per_row(&x.descale), Scale::per_group(&w.descale, n));
-            gemm::nt(gpu, &x.codes, &w.codes, out, scales)
+            gemm::nt_of(gpu, &x.codes, &w.codes, out, scales)
         }
         Recipe::Tensorwise => {
             let (x, w) = (input.whole(gpu)?, quantize::tensorwise(gpu, w, DType::E4M3)?);
             let scales = input.scaled(Scale::tensorwise(&x.descale), Scale::tensorwise(&w.descale));
-            gemm::nt(gpu, &x.codes, &w.codes, out, scales)
+            gemm::nt_of(gpu, &x.codes, &Codes::Rows(w.codes), out, scales)
         }
     }
 }
@@ -175,22 +193,31 @@ pub fn backward_with(
         w.shape()
     );
     let wanted = !matches!(d_x, InputGradient::None);
-    let quantized = |d_out: &Quantized| d_input(gpu, d_out, input, w, recipe, d_x);
+    let quantized = |d_out: &Quantized<Codes>| d_input(gpu, d_out, input, w, recipe, d_x);
+    let offs = input.offs.as_ref();
     let d_x = match recipe {
         Recipe::Tensorwise => return tensorwise_backward(gpu, d_out, input, w, d_x),
         Recipe::Rowwise if wanted => {
-            let (along_n, along_rows) = quantize::both(gpu, d_out, input.offs.as_ref())?;
+            let order = input.order(gpu, Form::Nn, n);
+            let (along_n, along_rows) = quantize::along_both(gpu, d_out, offs, order)?;
             let d_x = quantized(&along_n)?;
             drop(along_n);
             return Ok((d_x, d_weight(gpu, &along_rows, input, w)?));
         }
         Recipe::Rowwise => {
-            let d_out = quantize::colwise(gpu, d_out, input.offs.as_ref())?;
+            let order = input.order(gpu, Form::Tn, n);
+            let d_out = quantize::along_columns(gpu, d_out, offs, DType::E4M3, order)?;
             return Ok((None, d_weight(gpu, &d_out, input, w)?));
         }
         _ if !wanted => None,
-        Recipe::HighPrecision => input_product(gpu, d_out, w, &input.x, d_x, input.plain())?,
-        Recipe::RowwiseGwHp => quantized(&quantize::rowwise(gpu, d_out)?)?,
+        Recipe::HighPrecision => {
+            let (d_out, w) = (Codes::Rows(d_out.clone()), Codes::Rows(w.clone()));
+            input_product(gpu, &d_out, &w, &input.x, d_x, input.plain())?
+        }
+        Recipe::RowwiseGwHp => {
+            let order = input.order(gpu, Form::Nn, n);
+            quantized(&quantize::along_rows(gpu, d_out, DType::E4M3, order)?)?
+        }
     };
     let d_w = gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain())?;
     Ok((d_x, d_w.reshape(w.shape())))
@@ -199,18 +226,18 @@ pub fn backward_with(
 /// `a(M, N) w[g](N, K)` in the dtype of x (M, K), new or onto a sum.
 fn input_product(
     gpu: &Gpu,
-    a: &Tensor,
-    w: &Tensor,
+    a: &Codes,
+    w: &Codes,
     x: &Tensor,
     d_x: InputGradient<'_>,
     options: GemmOptions<'_>,
 ) -> Result<Option<Tensor>> {
     match d_x {
         InputGradient::None => Ok(None),
-        InputGradient::New => gemm::nn(gpu, a, w, x.dtype(), options).map(Some),
+        InputGradient::New => gemm::nn_of(gpu, a, w, x.dtype(), options).map(Some),
         InputGradient::Onto(sum) => {
             assert_eq!((sum.rows(), sum.cols()), (x.rows(), x.cols()), "fp8_linear: sum of d_x, x");
-            gemm::nn_onto(gpu, a, w, sum, options)?;
+            gemm::nn_codes_into(gpu, a, w, sum, true, options)?;
             Ok(Some(sum.clone()))
         }
     }
@@ -219,15 +246,18 @@ fn input_product(
 /// `d_x(M, K) = d_out(M, N) w[g]`, both quantized along N.
 fn d_input(
     gpu: &Gpu,
-    d_out: &Quantized,
+    d_out: &Quantized<Codes>,
     input: &Operand,
     w: &Tensor,
     recipe: Recipe,
     d_x: InputGradient<'_>,
 ) -> Result<Option<Tensor>> {
     let quantized = match recipe {
-        Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?,
-        _ => quantize::weight_colwise(gpu, w)?,
+        Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?.into(),
+        _ => {
+            let order = input.order(gpu, Form::Nn, d_out.codes.cols());
+            quantize::along_weight_columns(gpu, w, DType::E4M3, order)?
+        }
     };
     let col = match recipe {
         Recipe::RowwiseGwHp => Scale::tensorwise(&quantized.descale),
@@ -238,11 +268,11 @@ fn d_input(
 }
 
 /// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
-fn d_weight(gpu: &Gpu, d_out: &Quantized, input: &Operand, w: &Tensor) -> Result<Tensor> {
+fn d_weight(gpu: &Gpu, d_out: &Quantized<Codes>, input: &Operand, w: &Tensor) -> Result<Tensor> {
     let (n, k) = (d_out.codes.cols(), input.x.cols());
-    let x = input.along_rows(gpu)?;
+    let x = input.along_rows(gpu, input.order(gpu, Form::Tn, n))?;
     let scales = input.scaled(Scale::per_group(&d_out.descale, n), Scale::per_group(&x.descale, k));
-    let d_w = gemm::tn(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
+    let d_w = gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
     Ok(d_w.reshape(w.shape()))
 }
 
@@ -254,17 +284,17 @@ fn tensorwise_backward(
     w: &Tensor,
     wanted: InputGradient<'_>,
 ) -> Result<(Option<Tensor>, Tensor)> {
-    let d_out = quantize::tensorwise(gpu, d_out, DType::E5M2)?;
+    let d_out: Quantized<Codes> = quantize::tensorwise(gpu, d_out, DType::E5M2)?.into();
     let row = Scale::tensorwise(&d_out.descale);
     let mut d_x = None;
     if !matches!(wanted, InputGradient::None) {
-        let w = quantize::tensorwise(gpu, w, DType::E4M3)?;
+        let w: Quantized<Codes> = quantize::tensorwise(gpu, w, DType::E4M3)?.into();
         let scales = input.scaled(row, Scale::tensorwise(&w.descale));
         d_x = input_product(gpu, &d_out.codes, &w.codes, &input.x, wanted, scales)?;
     }
     let x = input.whole(gpu)?;
     let scales = input.scaled(row, Scale::tensorwise(&x.descale));
-    let d_w = gemm::tn(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
+    let d_w = gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
     Ok((d_x, d_w.reshape(w.shape())))
 }
 

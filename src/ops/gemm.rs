@@ -6,7 +6,7 @@
 //! rounding to the output's dtype.
 
 use super::gemm_choice::{Form, Product, choose};
-use super::panels::Codes;
+use super::panels::{Codes, Order};
 use super::{gemm_coop, gemm_tiled};
 use crate::Result;
 use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
@@ -145,8 +145,9 @@ pub fn nn_onto(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: Gemm
     nn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), result, true, options)
 }
 
+/// [`nn_into`], or [`nn_onto`] if `accumulate`, of operands that may lie in panels.
 #[track_caller]
-fn nn_codes_into(
+pub(super) fn nn_codes_into(
     gpu: &Gpu,
     a: &Codes,
     w: &Codes,
@@ -324,13 +325,13 @@ fn launch_halves(
     accumulate: bool,
 ) -> Result<()> {
     assert!(options.scales.is_none(), "gemm: bf16 operands with scales");
-    let (a, b) = gemm_coop::halves(gpu, kernel.entry, a, b, options.offs)?;
+    let [a, b] = gemm_coop::halves(gpu, kernel.entry, a, b, options.offs, Order::Panels)?;
     let row = match kernel.entry {
         "tn" => Scale::per_group(&a.descale, dims.m),
         _ => Scale::per_row(&a.descale),
     };
     let options = GemmOptions { scales: Some((row, Scale::per_group(&b.descale, dims.n))), ..options };
-    launch(gpu, kernel, (&Codes::Rows(a.codes), &Codes::Rows(b.codes)), out, dims, options, accumulate)
+    launch(gpu, kernel, (&a.codes, &b.codes), out, dims, options, accumulate)
 }
 
 fn launch(

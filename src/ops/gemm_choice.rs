@@ -1,5 +1,6 @@
 //! Which kernel computes a product: the table of candidates, and the rules of choice by adapter, operands and shape.
 
+use super::panels::Order;
 use super::{gemm_coop, gemm_tiled};
 use crate::gpu::{Caps, GemmKernel, Gpu};
 use crate::num::DType;
@@ -149,6 +150,11 @@ pub fn choice(gpu: &Gpu, product: &Product) -> (GemmKernel, String) {
         _ => format!("by capability; not {}", passed.join("; not ")),
     };
     (kernel, words)
+}
+
+/// How the kernel for a product reads its operands.
+pub(crate) fn order(gpu: &Gpu, product: &Product) -> Order {
+    if choose(gpu, product).0 == GemmKernel::Coop { Order::Panels } else { Order::Rows }
 }
 
 /// The kernel chosen for each class of products, and why: `gemm operands, shape: kernel (reason)`.

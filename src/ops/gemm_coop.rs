@@ -10,7 +10,7 @@
 //! the result NaN.
 
 use super::gemm::Flags;
-use super::panels::{self, Contraction};
+use super::panels::{self, Codes, Contraction, Order};
 use crate::Result;
 use crate::gpu::{Caps, Gpu, Kernel, MatrixUnits, Variant};
 use crate::num::DType;
@@ -83,13 +83,18 @@ pub(super) fn halves(
     a: &Tensor,
     b: &Tensor,
     offs: Option<&Tensor>,
-) -> Result<(Quantized, Quantized)> {
-    let half = DType::F16;
-    Ok(match entry {
-        "nt" => (quantize::along_rows(gpu, a, half)?, quantize::along_rows(gpu, b, half)?),
-        "nn" => (quantize::along_rows(gpu, a, half)?, quantize::along_weight_columns(gpu, b, half)?),
-        _ => (quantize::along_columns(gpu, a, offs, half)?, quantize::along_columns(gpu, b, offs, half)?),
-    })
+    order: Order,
+) -> Result<[Quantized<Codes>; 2]> {
+    let along = |x: &Tensor, contraction| {
+        let half = DType::F16;
+        match contraction {
+            Contraction::Columns => quantize::along_rows(gpu, x, half, order),
+            Contraction::WeightRows => quantize::along_weight_columns(gpu, x, half, order),
+            Contraction::GroupRows(offs) => quantize::along_columns(gpu, x, offs, half, order),
+        }
+    };
+    let [of_a, of_b] = contractions(entry, offs);
+    Ok([along(a, of_a)?, along(b, of_b)?])
 }
 
 /// Every variant, for validation without a GPU.
@@ -113,7 +118,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
 
 #[cfg(test)]
 mod tests {
-    use super::halves;
+    use super::{Order, halves};
     use crate::gpu::{DeviceChoice, Gpu};
     use crate::num::{DType, bf16, rng::Stream};
     use crate::tensor::Tensor;
@@ -167,12 +172,13 @@ mod tests {
             let [a, b] = [&a_shape, &b_shape].map(|s| values(s.iter().product()));
             let at = Tensor::from_f32(&gpu, "a", &a_shape, DType::BF16, &a).unwrap();
             let bt = Tensor::from_f32(&gpu, "b", &b_shape, DType::BF16, &b).unwrap();
-            let (qa, qb) = halves(&gpu, entry, &at, &bt, Some(&ends)).unwrap();
+            let [qa, qb] = halves(&gpu, entry, &at, &bt, Some(&ends), Order::Rows).unwrap();
             for (values, q, place) in [(a, qa, a_place), (b, qb, b_place)] {
-                let (buffer, offset) = q.codes.memory();
-                let bytes = gpu.download(buffer, offset, q.codes.bytes()).unwrap();
+                let codes = q.codes.into_rows();
+                let (buffer, offset) = codes.memory();
+                let bytes = gpu.download(buffer, offset, codes.bytes()).unwrap();
                 let descale = q.descale.to_f32(&gpu).unwrap();
-                let padded = 4 * q.codes.quads();
+                let padded = 4 * codes.quads();
                 for (i, want) in values.iter().enumerate() {
                     let (row, col) = (i / k, i % k);
                     let code = &bytes[2 * (row * padded + col)..][..2];

@@ -37,6 +37,15 @@ pub(crate) enum Contraction<'a> {
     GroupRows(Option<&'a Tensor>),
 }
 
+/// How a quantizer lays out what it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Row by row.
+    Rows,
+    /// In panels of what a product contracts.
+    Panels,
+}
+
 /// Codes or halves in panels.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
@@ -52,6 +61,38 @@ pub(crate) enum Codes {
 }
 
 impl Codes {
+    /// Memory for an operand of this shape and dtype.
+    ///
+    /// # Errors
+    /// Over the adapter's limits, or out of memory.
+    pub(super) fn empty(
+        gpu: &Gpu,
+        shape: &[usize],
+        dtype: DType,
+        contraction: Contraction<'_>,
+        order: Order,
+    ) -> Result<Codes> {
+        if order == Order::Rows {
+            return Ok(Codes::Rows(Tensor::empty(gpu, "fp8 codes", shape, dtype)?));
+        }
+        let layout = Layout::of(shape, contraction);
+        let per_block = panels_per_block(dtype);
+        let in_memory = [layout.blocks * per_block, layout.rows, BLOCK / per_block];
+        let memory = Tensor::empty(gpu, "panels", &in_memory, dtype)?;
+        Ok(Codes::Panels(Panels { memory, shape: shape.to_vec() }))
+    }
+
+    /// The tensor of an operand that lies row by row.
+    ///
+    /// # Panics
+    /// In panels.
+    pub(crate) fn into_rows(self) -> Tensor {
+        match self {
+            Codes::Rows(t) => t,
+            Codes::Panels(p) => panic!("codes {:?} lie in panels", p.shape),
+        }
+    }
+
     /// The operand's shape, however it lies in memory.
     pub(crate) fn shape(&self) -> &[usize] {
         match self {
@@ -84,7 +125,7 @@ impl Codes {
     pub(crate) fn to_panels(&self, gpu: &Gpu, contraction: Contraction<'_>) -> Result<Codes> {
         match self {
             Codes::Panels(_) => Ok(self.clone()),
-            Codes::Rows(t) => Ok(Codes::Panels(pack(gpu, t, contraction)?)),
+            Codes::Rows(t) => pack(gpu, t, contraction),
         }
     }
 }
@@ -95,7 +136,7 @@ struct Layout {
     groups: usize,
     /// Blocks of all groups.
     blocks: usize,
-    /// Rows along the contraction: the operand's own, or its columns.
+    /// Rows along the contraction, of one group: the operand's own, or its columns.
     rows: usize,
 }
 
@@ -122,12 +163,11 @@ impl Layout {
 }
 
 /// `x` (codes or halves, row by row) in panels.
-fn pack(gpu: &Gpu, x: &Tensor, contraction: Contraction<'_>) -> Result<Panels> {
+fn pack(gpu: &Gpu, x: &Tensor, contraction: Contraction<'_>) -> Result<Codes> {
     let layout = Layout::of(x.shape(), contraction);
-    let per_block = panels_per_block(x.dtype());
-    let panels = layout.blocks * per_block;
-    let width = BLOCK / per_block;
-    let memory = Tensor::empty(gpu, "panels", &[panels, layout.rows, width], x.dtype())?;
+    let panels = layout.blocks * panels_per_block(x.dtype());
+    let packed = Codes::empty(gpu, x.shape(), x.dtype(), contraction, Order::Panels)?;
+    let memory = packed.memory();
     let params = Geometry {
         rows: x.rows() as u32,
         cols: x.cols() as u32,
@@ -140,7 +180,7 @@ fn pack(gpu: &Gpu, x: &Tensor, contraction: Contraction<'_>) -> Result<Panels> {
     };
     let variant = variant(x.dtype(), offs.is_some());
     if let Contraction::Columns = contraction {
-        let strips = (layout.blocks / layout.groups.max(1) * per_block).div_ceil(4);
+        let strips = (panels / layout.groups.max(1)).div_ceil(4);
         let tiles = x.rows().div_ceil(LANES / 8) * strips;
         gpu.dispatch(&ALONG, &variant, &params, &[x.read(), memory.write()], tiles as u32)?;
     } else {
@@ -148,7 +188,7 @@ fn pack(gpu: &Gpu, x: &Tensor, contraction: Contraction<'_>) -> Result<Panels> {
         let bindings = [x.read(), memory.write(), offs.unwrap_or(x).read()];
         gpu.dispatch(&ACROSS, &variant, &params, &bindings, tiles as u32)?;
     }
-    Ok(Panels { memory, shape: x.shape().to_vec() })
+    Ok(packed)
 }
 
 /// Panels of a block: each holds 32 bytes of a row.

@@ -9,6 +9,7 @@
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
+use crate::ops::panels::{Codes, Contraction, Order};
 use crate::ops::quantize_wide::{self as wide, Groups};
 use crate::tensor::Tensor;
 
@@ -42,29 +43,45 @@ fn floor(codes: DType) -> u32 {
 
 /// A tensor in fp8, and what undoes its scales.
 #[derive(Clone, Debug)]
-pub struct Quantized {
+pub struct Quantized<Codes = Tensor> {
     /// E4M3 or E5M2, in the shape of the quantized tensor.
-    pub codes: Tensor,
+    pub codes: Codes,
     /// Flat f32: `1/s` for each multiplier `s` from high precision to fp8. NaN where the input was not finite.
     pub descale: Tensor,
 }
 
-impl Quantized {
+impl Quantized<Codes> {
     /// Memory for the codes of `x` and a de-scale per row.
-    pub(super) fn of_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
-        Quantized::with(gpu, x, dtype, x.rows())
+    pub(super) fn of_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> Result<Self> {
+        let codes = Codes::empty(gpu, x.shape(), dtype, Contraction::Columns, order)?;
+        Ok(Quantized { codes, descale: Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)? })
     }
 
     /// Memory for the codes of `x` and a de-scale per group and column.
-    pub(super) fn of_columns(gpu: &Gpu, x: &Tensor, groups: usize, dtype: DType) -> Result<Quantized> {
-        Quantized::with(gpu, x, dtype, groups * x.cols())
+    pub(super) fn of_columns(
+        gpu: &Gpu,
+        x: &Tensor,
+        groups: Groups,
+        dtype: DType,
+        order: Order,
+    ) -> Result<Self> {
+        let codes = Codes::empty(gpu, x.shape(), dtype, groups.contraction(), order)?;
+        let scales = groups.count * x.cols();
+        Ok(Quantized { codes, descale: Tensor::flat(gpu, "fp8 de-scales", scales, DType::F32)? })
     }
 
-    fn with(gpu: &Gpu, x: &Tensor, dtype: DType, scales: usize) -> Result<Quantized> {
-        Ok(Quantized {
-            codes: Tensor::empty(gpu, "fp8 codes", x.shape(), dtype)?,
-            descale: Tensor::flat(gpu, "fp8 de-scales", scales, DType::F32)?,
-        })
+    fn to_panels(&self, gpu: &Gpu, contraction: Contraction<'_>) -> Result<Self> {
+        Ok(Quantized { codes: self.codes.to_panels(gpu, contraction)?, descale: self.descale.clone() })
+    }
+
+    fn into_rows(self) -> Quantized {
+        Quantized { codes: self.codes.into_rows(), descale: self.descale }
+    }
+}
+
+impl From<Quantized> for Quantized<Codes> {
+    fn from(q: Quantized) -> Self {
+        Quantized { codes: Codes::Rows(q.codes), descale: q.descale }
     }
 }
 
@@ -74,24 +91,24 @@ impl Quantized {
 /// A result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
-    along_rows(gpu, x, DType::E4M3)
+    along_rows(gpu, x, DType::E4M3, Order::Rows).map(Quantized::into_rows)
 }
 
-/// [`rowwise`] to `dtype`. F16 is for matrix units: rows scaled by a power of two into its range, so that bf16 values keep
-/// all their bits down to `2^-29` of the row's largest, and are off by at most `2^-39` of it below.
+/// [`rowwise`] to `dtype`, in the order that a product wants. F16 is for matrix units: rows scaled by a power of two into its
+/// range, so that bf16 values keep all their bits down to `2^-29` of the row's largest, and are off by at most `2^-39` of it below.
 #[track_caller]
-pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
+pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
     if wide::can_run(gpu, x) && wide::fits_registers(gpu, x) {
-        return wide::rows(gpu, x, dtype);
+        return wide::rows(gpu, x, dtype, order);
     }
-    let out = Quantized::of_rows(gpu, x, dtype)?;
+    let out = Quantized::of_rows(gpu, x, dtype, Order::Rows)?;
     let shape = Shape::rows(x.quads(), gpu.caps().software);
     let variant = variant([x.dtype(), dtype], shape, false);
     let params = Quantize::of(x, 0);
-    let bindings = [out.descale.write(), x.read(), out.codes.write()];
+    let bindings = [out.descale.write(), x.read(), out.codes.memory().write()];
     let tiles = x.rows().div_ceil(shape.lanes / shape.team);
     gpu.dispatch(&ROWS, &variant, &params, &bindings, tiles as u32)?;
-    Ok(out)
+    if order == Order::Panels { out.to_panels(gpu, Contraction::Columns) } else { Ok(out) }
 }
 
 /// One power-of-two scale per group of rows and column, e4m3: de-scales (G*cols) at `g * cols + column`.
@@ -103,13 +120,19 @@ pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantize
 /// As [`rowwise`].
 #[track_caller]
 pub fn colwise(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<Quantized> {
-    along_columns(gpu, x, offs, DType::E4M3)
+    along_columns(gpu, x, offs, DType::E4M3, Order::Rows).map(Quantized::into_rows)
 }
 
 /// [`colwise`] to `dtype`, as [`along_rows`].
 #[track_caller]
-pub(crate) fn along_columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, dtype: DType) -> Result<Quantized> {
-    columns(gpu, x, Groups::of_rows(offs), dtype)
+pub(crate) fn along_columns(
+    gpu: &Gpu,
+    x: &Tensor,
+    offs: Option<&Tensor>,
+    dtype: DType,
+    order: Order,
+) -> Result<Quantized<Codes>> {
+    columns(gpu, x, Groups::of_rows(offs), dtype, order)
 }
 
 /// A weight (E, N, K), or (N, K), for a GEMM that contracts N: one power-of-two scale per expert and k, e4m3;
@@ -119,21 +142,26 @@ pub(crate) fn along_columns(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>, dtype:
 /// As [`rowwise`].
 #[track_caller]
 pub fn weight_colwise(gpu: &Gpu, w: &Tensor) -> Result<Quantized> {
-    along_weight_columns(gpu, w, DType::E4M3)
+    along_weight_columns(gpu, w, DType::E4M3, Order::Rows).map(Quantized::into_rows)
 }
 
 /// [`weight_colwise`] to `dtype`, as [`along_rows`].
 #[track_caller]
-pub(crate) fn along_weight_columns(gpu: &Gpu, w: &Tensor, dtype: DType) -> Result<Quantized> {
-    columns(gpu, w, Groups::of_weight(w), dtype)
+pub(crate) fn along_weight_columns(
+    gpu: &Gpu,
+    w: &Tensor,
+    dtype: DType,
+    order: Order,
+) -> Result<Quantized<Codes>> {
+    columns(gpu, w, Groups::of_weight(w), dtype, order)
 }
 
 #[track_caller]
-fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<Quantized> {
+fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
     if wide::can_run(gpu, x) {
-        return wide::columns(gpu, x, groups, dtype);
+        return wide::columns(gpu, x, groups, dtype, order);
     }
-    let out = Quantized::of_columns(gpu, x, groups.count, dtype)?;
+    let out = Quantized::of_columns(gpu, x, groups, dtype, Order::Rows)?;
     let shape = Shape::columns(gpu.caps().software);
     let variant = variant([x.dtype(), dtype], shape, groups.offs.is_some());
     init(gpu, &variant, &out.descale, floor(dtype), shape)?;
@@ -141,8 +169,8 @@ fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<Quanti
     let tiles = (groups.chunks(x, shape.chunk) * x.quads().div_ceil(shape.lanes)) as u32;
     let [scales, x, offs] = [out.descale.write(), x.read(), groups.offs.unwrap_or(x).read()];
     gpu.dispatch(&COL_TOP, &variant, &params, &[scales.clone(), x.clone(), offs.clone()], tiles)?;
-    gpu.dispatch(&COL_CAST, &variant, &params, &[scales, x, offs, out.codes.write()], tiles)?;
-    Ok(out)
+    gpu.dispatch(&COL_CAST, &variant, &params, &[scales, x, offs, out.codes.memory().write()], tiles)?;
+    if order == Order::Panels { out.to_panels(gpu, groups.contraction()) } else { Ok(out) }
 }
 
 /// [`rowwise`] and [`colwise`] of one tensor, in fewer passes over it.
@@ -151,7 +179,7 @@ fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<Quanti
 /// As [`rowwise`].
 #[track_caller]
 pub fn both(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<(Quantized, Quantized)> {
-    along_both(gpu, x, Groups::of_rows(offs), DType::E4M3)
+    along_both(gpu, x, offs, Order::Rows).map(|(a, b)| (a.into_rows(), b.into_rows()))
 }
 
 /// [`rowwise`] and [`weight_colwise`] of one weight, in fewer passes over it.
@@ -160,15 +188,31 @@ pub fn both(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<(Quantized, 
 /// As [`rowwise`].
 #[track_caller]
 pub fn weight_both(gpu: &Gpu, w: &Tensor) -> Result<(Quantized, Quantized)> {
-    along_both(gpu, w, Groups::of_weight(w), DType::E4M3)
+    both_axes(gpu, w, Groups::of_weight(w), Order::Rows).map(|(a, b)| (a.into_rows(), b.into_rows()))
+}
+
+/// [`both`], in the order that products want.
+#[track_caller]
+pub(super) fn along_both(
+    gpu: &Gpu,
+    x: &Tensor,
+    offs: Option<&Tensor>,
+    order: Order,
+) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
+    both_axes(gpu, x, Groups::of_rows(offs), order)
 }
 
 #[track_caller]
-fn along_both(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<(Quantized, Quantized)> {
+fn both_axes(
+    gpu: &Gpu,
+    x: &Tensor,
+    groups: Groups,
+    order: Order,
+) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
     if wide::can_run(gpu, x) && wide::fits_registers(gpu, x) {
-        return wide::both(gpu, x, groups, dtype);
+        return wide::both(gpu, x, groups, DType::E4M3, order);
     }
-    Ok((along_rows(gpu, x, dtype)?, columns(gpu, x, groups, dtype)?))
+    Ok((along_rows(gpu, x, DType::E4M3, order)?, columns(gpu, x, groups, DType::E4M3, order)?))
 }
 
 /// One scale for the whole tensor, not rounded to a power of two, to `dtype` (e4m3 or e5m2): de-scale (1).

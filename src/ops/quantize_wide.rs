@@ -3,6 +3,7 @@
 //!
 //! Where halves are known to be exact (see [`exact_halves`]), codes come by way of `pack2x16float`; elsewhere from the exact encoder.
 
+use super::panels::{self, Codes, Contraction, Order};
 use super::quantize::{Quantized, formats};
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, MatrixUnits, Variant};
@@ -16,6 +17,8 @@ crate::params! {
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
     include_str!("../../shaders/lib/scales.wgsl"),
+    include_str!("../../shaders/lib/panels.wgsl"),
+    include_str!("../../shaders/lib/units.wgsl"),
     include_str!("../../shaders/quantize_wide.wgsl")
 );
 const ROWS: Kernel = Kernel { name: "quantize_wide.rows", text: TEXT, entry: "rows" };
@@ -31,6 +34,8 @@ const MANY_UNITS: usize = 20;
 const FEW_UNITS: usize = 4;
 /// Rows of a chunk where rows and the tops of columns are taken together.
 const BOTH_CHUNK: usize = 32;
+/// Rows of a tile that is cast into panels: whole blocks of 64.
+const PANEL_CAST: usize = 128;
 /// Workgroups that keep a large GPU busy.
 const BUSY: usize = 256;
 
@@ -64,12 +69,13 @@ fn exact_halves(gpu: &Gpu) -> bool {
 pub(super) struct Groups<'a> {
     pub offs: Option<&'a Tensor>,
     pub count: usize,
+    weights: bool,
 }
 
 impl<'a> Groups<'a> {
     /// By end rows, or one of all rows.
     pub fn of_rows(offs: Option<&'a Tensor>) -> Groups<'a> {
-        Groups { offs, count: offs.map_or(1, Tensor::numel) }
+        Groups { offs, count: offs.map_or(1, Tensor::numel), weights: false }
     }
 
     /// The experts of a weight (E, N, K); one of (N, K).
@@ -77,7 +83,12 @@ impl<'a> Groups<'a> {
     pub fn of_weight(w: &Tensor) -> Groups<'a> {
         let shape = w.shape();
         assert!(shape.len() == 2 || shape.len() == 3, "weight {shape:?} is (N, K) or (E, N, K)");
-        Groups { offs: None, count: if shape.len() == 3 { shape[0] } else { 1 } }
+        Groups { offs: None, count: if shape.len() == 3 { shape[0] } else { 1 }, weights: true }
+    }
+
+    /// What a product contracts of a tensor that is quantized along the columns of these groups.
+    pub fn contraction(&self) -> Contraction<'a> {
+        if self.weights { Contraction::WeightRows } else { Contraction::GroupRows(self.offs) }
     }
 
     /// Rows of each, where they are equal.
@@ -133,19 +144,24 @@ impl Shape {
         Shape { team, units: per_lane, batch, chunk, cast: chunk, whole: units == team * per_lane }
     }
 
-    /// For columns: chunks as high as there are enough of them.
-    fn columns(rows: usize, units: usize, most: usize) -> Shape {
-        let team = units.next_power_of_two().min(32);
+    /// For columns: chunks as high as there are enough of them. Into panels, neighbouring lanes take rows, so that they fill
+    /// whole sectors of memory between them, and tiles take whole blocks.
+    fn columns(rows: usize, units: usize, most: usize, order: Order) -> Shape {
+        let panels = order == Order::Panels;
+        let team = units.next_power_of_two().min(if panels { 8 } else { 32 });
         let blocks = units.div_ceil(team);
         let enough = |chunk: &usize| rows.div_ceil(*chunk) * blocks >= BUSY;
         let chunk = [128, 64].into_iter().find(enough).unwrap_or(32);
-        Shape { team, units: 1, batch: most.min(8), chunk, cast: chunk, whole: units.is_multiple_of(team) }
+        let cast = if panels { PANEL_CAST } else { chunk };
+        Shape { team, units: 1, batch: most.min(8), chunk, cast, whole: units.is_multiple_of(team) }
     }
 }
 
-fn variant(codes: DType, shape: Shape, [grouped, tops, halves]: [bool; 3]) -> Variant {
+fn variant(codes: DType, shape: Shape, order: Order, [grouped, tops, halves]: [bool; 3]) -> Variant {
     let halves = halves && codes == DType::E4M3;
     formats(Variant::new(), codes)
+        .constant("IN_PANELS", u32::from(order == Order::Panels))
+        .constant("PANELS", panels::panels_per_block(codes) as u32)
         .constant("LANES", LANES as u32)
         .constant("TEAM", shape.team as u32)
         .constant("ACROSS", shape.team as u32)
@@ -175,22 +191,31 @@ fn params(x: &Tensor, groups: Groups) -> Wide {
 
 /// As [`super::quantize::along_rows`].
 #[track_caller]
-pub(super) fn rows(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Quantized> {
-    let out = Quantized::of_rows(gpu, x, dtype)?;
+pub(super) fn rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
+    let out = Quantized::of_rows(gpu, x, dtype, order)?;
     let shape = Shape::rows(units(x), most_units(gpu));
-    let variant = variant(dtype, shape, [false, false, exact_halves(gpu)]);
-    let all = Groups { offs: None, count: 1 };
-    let bindings = [x.read(), x.read(), out.descale.write(), out.codes.write()];
-    gpu.dispatch(&ROWS, &variant, &params(x, all), &bindings, x.rows().div_ceil(shape.chunk) as u32)?;
+    let variant = variant(dtype, shape, order, [false, false, exact_halves(gpu)]);
+    // Each weight has panels of its own.
+    let weights = order == Order::Panels && x.shape().len() == 3;
+    let groups = if weights { Groups::of_weight(x) } else { Groups::of_rows(None) };
+    let bindings = [x.read(), x.read(), out.descale.write(), out.codes.memory().write()];
+    let tiles = groups.chunks(x, shape.chunk) as u32;
+    gpu.dispatch(&ROWS, &variant, &params(x, groups), &bindings, tiles)?;
     Ok(out)
 }
 
 /// As [`super::quantize::along_columns`].
 #[track_caller]
-pub(super) fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<Quantized> {
-    let shape = Shape::columns(x.rows(), units(x), most_units(gpu));
+pub(super) fn columns(
+    gpu: &Gpu,
+    x: &Tensor,
+    groups: Groups,
+    dtype: DType,
+    order: Order,
+) -> Result<Quantized<Codes>> {
+    let shape = Shape::columns(x.rows(), units(x), most_units(gpu), order);
     let tops = tops(gpu, x, groups, shape)?;
-    let out = Quantized::of_columns(gpu, x, groups.count, dtype)?;
+    let out = Quantized::of_columns(gpu, x, groups, dtype, order)?;
     for passes in [Pass::Tops, Pass::Cast] {
         by_columns(gpu, x, groups, &out, shape, &tops, passes)?;
     }
@@ -213,14 +238,16 @@ fn by_columns(
     gpu: &Gpu,
     x: &Tensor,
     groups: Groups,
-    out: &Quantized,
+    out: &Quantized<Codes>,
     shape: Shape,
     tops: &Tensor,
     pass: Pass,
 ) -> Result<()> {
-    let variant = variant(out.codes.dtype(), shape, [groups.offs.is_some(), false, exact_halves(gpu)]);
+    let order = if matches!(out.codes, Codes::Rows(_)) { Order::Rows } else { Order::Panels };
+    let codes = out.codes.memory();
+    let variant = variant(codes.dtype(), shape, order, [groups.offs.is_some(), false, exact_halves(gpu)]);
     let offs = groups.offs.unwrap_or(x).read();
-    let bindings = [x.read(), offs, out.descale.write(), out.codes.write(), tops.write()];
+    let bindings = [x.read(), offs, out.descale.write(), codes.write(), tops.write()];
     let blocks = units(x).div_ceil(shape.team);
     let (casts, height) = match pass {
         Pass::Tops => (0, shape.chunk),
@@ -232,23 +259,29 @@ fn by_columns(
 
 /// As [`super::quantize::both`].
 #[track_caller]
-pub(super) fn both(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Result<(Quantized, Quantized)> {
-    let by_row = Quantized::of_rows(gpu, x, dtype)?;
-    let mut columns = Shape::columns(x.rows(), units(x), most_units(gpu));
+pub(super) fn both(
+    gpu: &Gpu,
+    x: &Tensor,
+    groups: Groups,
+    dtype: DType,
+    order: Order,
+) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
+    let by_row = Quantized::of_rows(gpu, x, dtype, order)?;
+    let mut columns = Shape::columns(x.rows(), units(x), most_units(gpu), order);
     columns.chunk = BOTH_CHUNK;
     let shape = Shape::both(units(x), columns.chunk, most_units(gpu));
     let tops = tops(gpu, x, groups, shape)?;
-    let variant = variant(dtype, shape, [groups.offs.is_some(), true, exact_halves(gpu)]);
+    let variant = variant(dtype, shape, order, [groups.offs.is_some(), true, exact_halves(gpu)]);
     let bindings = [
         x.read(),
         groups.offs.unwrap_or(x).read(),
         by_row.descale.write(),
-        by_row.codes.write(),
+        by_row.codes.memory().write(),
         tops.write(),
     ];
     let tiles = groups.chunks(x, shape.chunk) as u32;
     gpu.dispatch(&ROWS, &variant, &params(x, groups), &bindings, tiles)?;
-    let by_column = Quantized::of_columns(gpu, x, groups.count, dtype)?;
+    let by_column = Quantized::of_columns(gpu, x, groups, dtype, order)?;
     by_columns(gpu, x, groups, &by_column, columns, &tops, Pass::Cast)?;
     Ok((by_row, by_column))
 }
@@ -256,20 +289,73 @@ pub(super) fn both(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType) -> Resul
 /// Every kind of variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
-    for codes in [DType::E4M3, DType::F16] {
-        for halves in [true, false] {
-            for (units, most) in [(1, 4), (3, 20), (32, 4), (65, 20), (512, 4), (640, 20), (2560, 20)] {
-                all.push((ROWS, variant(codes, Shape::rows(units, most), [false, false, halves])));
+    let widths = [(1, 4), (3, 20), (32, 4), (65, 20), (512, 4), (640, 20), (2560, 20)];
+    for (codes, halves) in [DType::E4M3, DType::F16].into_iter().flat_map(|c| [(c, true), (c, false)]) {
+        for (i, (units, most)) in widths.into_iter().enumerate() {
+            for order in [Order::Rows, Order::Panels].into_iter().take(1 + i % 2) {
+                let rows = Shape::rows(units, most);
+                all.push((ROWS, variant(codes, rows, order, [false, false, halves])));
                 for grouped in [true, false] {
-                    all.push((
-                        ROWS,
-                        variant(codes, Shape::both(units, BOTH_CHUNK, most), [grouped, true, halves]),
-                    ));
-                    let columns = Shape::columns(2048, units, most);
-                    all.push((COLUMNS, variant(codes, columns, [grouped, false, halves])));
+                    let both = Shape::both(units, BOTH_CHUNK, most);
+                    all.push((ROWS, variant(codes, both, order, [grouped, true, halves])));
+                    let columns = Shape::columns(2048, units, most, order);
+                    all.push((COLUMNS, variant(codes, columns, order, [grouped, false, halves])));
                 }
             }
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Groups, Order};
+    use crate::gpu::{DeviceChoice, Gpu, Options};
+    use crate::num::rng::Stream;
+    use crate::num::{DType, bf16};
+    use crate::ops::panels::{Codes, Contraction};
+    use crate::ops::quantize::Quantized;
+    use crate::tensor::Tensor;
+
+    fn bytes(gpu: &Gpu, codes: &Codes) -> Vec<u8> {
+        let (buffer, offset) = codes.memory().memory();
+        gpu.download(buffer, offset, codes.memory().bytes()).unwrap()
+    }
+
+    /// In panels the codes are those that lie row by row, put in panels afterwards; poisoned memory shows what is not written.
+    #[test]
+    fn panels_hold_the_codes_of_rows() {
+        let options = Options { treat_as_hardware: true, poison: true, ..Options::default() };
+        let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+        let ends = Tensor::from_u32(&gpu, "ends", &[0, 3, 70, 70, 134, 200]).unwrap();
+        let offs = Groups::of_rows(Some(&ends));
+        let weights = Groups { offs: None, count: 3, weights: true };
+        for (shape, groups, dtype) in
+            [(vec![230, 72], offs, DType::E4M3), (vec![3, 66, 24], weights, DType::F16)]
+        {
+            let numel: usize = shape.iter().product();
+            let stream = Stream::new(0, "x");
+            let mut values: Vec<f32> = (0..numel as u64).map(|i| bf16::round(stream.normal(i))).collect();
+            values[5 * shape[shape.len() - 1] + 3] = f32::NAN;
+            let x = Tensor::from_f32(&gpu, "x", &shape, DType::BF16, &values).unwrap();
+            assert!(super::can_run(&gpu, &x));
+            let same = |a: &Quantized<Codes>, b: &Quantized<Codes>, along: Contraction<'_>| {
+                let b_codes = b.codes.to_panels(&gpu, along).unwrap();
+                assert!(matches!(a.codes, Codes::Panels(_)) && matches!(b.codes, Codes::Rows(_)));
+                assert_eq!(bytes(&gpu, &a.codes), bytes(&gpu, &b_codes), "{along:?} {shape:?} {dtype}");
+                let bits = |t: &Tensor| -> Vec<u32> {
+                    t.to_f32(&gpu).unwrap().iter().map(|v| v.to_bits()).collect()
+                };
+                assert_eq!(bits(&a.descale), bits(&b.descale));
+            };
+            let orders = [Order::Panels, Order::Rows];
+            let [rows, by_rows] = orders.map(|o| super::rows(&gpu, &x, dtype, o).unwrap());
+            same(&rows, &by_rows, Contraction::Columns);
+            let [columns, by_columns] = orders.map(|o| super::columns(&gpu, &x, groups, dtype, o).unwrap());
+            same(&columns, &by_columns, groups.contraction());
+            let (rows, columns) = super::both(&gpu, &x, groups, dtype, Order::Panels).unwrap();
+            same(&rows, &by_rows, Contraction::Columns);
+            same(&columns, &by_columns, groups.contraction());
+        }
+    }
 }
