@@ -24,23 +24,23 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     }
     let can_run = |k: &GemmKernel| *k != GemmKernel::Coop || gpu.caps().coop.is_some();
     let kernels = GemmKernel::ALL.into_iter().filter(can_run);
+    let tables = [SelftestTable::Gemm, SelftestTable::Attention];
     let (mut wrong, mut all) = (0, 0);
     for kernel in kernels.filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
         for safe_shaders in [false, true] {
             let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu.clone() })?;
-            let mut outcomes = Vec::new();
-            if args.only != Some(SelftestTable::Attention) {
-                outcomes.extend(check::gemm(&gpu)?);
-            }
-            if args.only != Some(SelftestTable::Gemm) {
-                outcomes.extend(check::attention(&gpu)?);
-            }
-            for outcome in outcomes {
-                let verdict = outcome.error.as_ref().map_or("ok".to_string(), |e| format!("WRONG: {e}"));
-                let checks = if safe_shaders { "checked" } else { "unchecked" };
-                say(&format!("{} {checks}: {}: {verdict}", outcome.kernel, outcome.case));
-                all += 1;
-                wrong += usize::from(outcome.error.is_some());
+            for table in tables.into_iter().filter(|t| args.only.is_none_or(|only| only == *t)) {
+                let outcomes = match table {
+                    SelftestTable::Gemm => check::gemm(&gpu)?,
+                    SelftestTable::Attention => check::attention(&gpu)?,
+                };
+                for outcome in outcomes {
+                    let verdict = outcome.error.as_ref().map_or("ok".to_string(), |e| format!("WRONG: {e}"));
+                    let checks = if safe_shaders { "checked" } else { "unchecked" };
+                    say(&format!("{} {checks}: {}: {verdict}", outcome.kernel, outcome.case));
+                    all += 1;
+                    wrong += usize::from(outcome.error.is_some());
+                }
             }
         }
     }
