@@ -12,7 +12,7 @@ use crate::comm::reduce::{self, Op};
 use crate::gpu::{Buffer, Gpu};
 use crate::num::DType;
 use crate::ops::elementwise;
-use crate::params::{Layout, ParamId, Store, Table, Weights};
+use crate::params::{Layout, ParamId, Place, Store, Table, Weights};
 use crate::tensor::{Tensor, quad_bytes};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -253,11 +253,7 @@ impl Fsdp {
                 None => self.new_home(&block.members, dtype)?,
             };
             if alone {
-                for (id, at) in block.members.iter().zip(&home.offsets) {
-                    let place = self.layout.place(*id);
-                    let target = Tensor::view(&home.buffer, *at, &[place.quads(), 4], dtype);
-                    hooks::pre_all_gather(&self.gpu, &self.master.shard(place), &target)?;
-                }
+                self.cast(&block.members, &home, dtype)?;
             } else {
                 self.gather(&block.members, &home, dtype)?;
             }
@@ -283,12 +279,38 @@ impl Fsdp {
         Ok(())
     }
 
-    /// Memory for the whole parameters of a block.
+    /// Memory for the whole parameters of a block. One rank's lie as its shards do, so that one cast fills several.
     fn new_home(&self, members: &[ParamId], dtype: DType) -> Result<Home> {
         let sizes: Vec<u64> =
             members.iter().map(|id| quad_bytes(&self.table.spec(*id).shape, dtype)).collect();
-        let (offsets, total) = offsets(&sizes, self.gpu.caps().align);
+        let (mut offsets, mut total) = offsets(&sizes, self.gpu.caps().align);
+        if self.comm.size() == 1 {
+            let shrink = (DType::F32.quad_bytes() / dtype.quad_bytes()) as u64;
+            total = 0;
+            for (i, id) in members.iter().enumerate() {
+                let place = self.layout.place(*id);
+                let before = i.checked_sub(1).map(|b| (offsets[b], self.layout.place(members[b])));
+                offsets[i] = match before {
+                    Some((at, b)) if b.segment == place.segment => at + (place.offset - b.offset) / shrink,
+                    _ => total.next_multiple_of(self.gpu.caps().align.max(256)),
+                };
+                total = offsets[i] + sizes[i];
+            }
+        }
         Ok(Home { buffer: self.gpu.alloc_shared("gathered parameters", total)?, offsets, total })
+    }
+
+    /// One rank's all-gather: the cast of its shards, one launch for all that lie in one segment.
+    fn cast(&self, members: &[ParamId], home: &Home, dtype: DType) -> Result<()> {
+        let places: Vec<&Place> = members.iter().map(|id| self.layout.place(*id)).collect();
+        let mut first = 0;
+        for run in places.chunk_by(|a, b| a.segment == b.segment) {
+            let shards = self.master.range(run[0], run[run.len() - 1]);
+            let target = Tensor::view(&home.buffer, home.offsets[first], shards.shape(), dtype);
+            hooks::pre_all_gather(&self.gpu, &shards, &target)?;
+            first += run.len();
+        }
+        Ok(())
     }
 
     /// Memory for the shards of `members` in `dtype`, each piece at a bindable offset.

@@ -50,7 +50,8 @@ impl Layout {
     pub fn new(table: &Table, world: usize, gpu: &Gpu) -> Result<Layout> {
         let caps = gpu.caps();
         let limit = caps.max_binding.min(caps.max_buffer);
-        let align = caps.align.max(256);
+        // Twice what a binding wants, so that half of an offset, where the shard lies in bf16, can be bound too.
+        let align = 2 * caps.align.max(256);
         let mut layout = Layout { places: Vec::new(), segments: vec![0], world };
         for (_, spec) in table.iter() {
             let mut place = place(spec, world);
@@ -132,6 +133,14 @@ impl Store {
     /// This rank's shard of a parameter as quads: shape (quads, 4).
     pub fn shard(&self, place: &Place) -> Tensor {
         Tensor::view(&self.segments[place.segment], place.offset, &[place.quads(), 4], DType::F32)
+    }
+
+    /// The shards from `first` to `last` of one segment, and what lies between them, as quads.
+    pub fn range(&self, first: &Place, last: &Place) -> Tensor {
+        assert_eq!(first.segment, last.segment, "a range of one segment");
+        let bytes = last.offset - first.offset + (last.quads() * DType::F32.quad_bytes()) as u64;
+        let quads = usize::try_from(bytes / 16).expect("fits memory");
+        Tensor::view(&self.segments[first.segment], first.offset, &[quads, 4], DType::F32)
     }
 
     /// The whole parameter in its own shape; only where one rank holds all of it.
