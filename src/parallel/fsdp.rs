@@ -5,6 +5,7 @@
 //! to `reduce_dtype`, reduce-scatter their mean, add to the f32 shard. One rank is not a special case: its all-gather
 //! returns its input.
 
+use super::home::{Home, offsets};
 use super::hooks::{self, Unsharded};
 use crate::Result;
 use crate::comm::Communicator;
@@ -55,14 +56,6 @@ struct Block {
     kinds: Option<Vec<bool>>,
     /// Gradients that wait for the rest of the block.
     gradients: Vec<(ParamId, Tensor)>,
-}
-
-/// Whole parameters side by side in one buffer.
-#[derive(Clone)]
-struct Home {
-    buffer: Arc<Buffer>,
-    offsets: Vec<u64>,
-    total: u64,
 }
 
 /// The sharded parameters of one rank and what is gathered of them.
@@ -250,10 +243,10 @@ impl Fsdp {
         } else {
             let home = match block.home.take() {
                 Some(home) => home,
-                None => self.new_home(&block.members, dtype)?,
+                None => self.home(&block.members, dtype)?,
             };
             if alone {
-                self.cast(&block.members, &home, dtype)?;
+                home.cast(&self.gpu, &self.master, &self.places(&block.members), dtype)?;
             } else {
                 self.gather(&block.members, &home, dtype)?;
             }
@@ -279,38 +272,18 @@ impl Fsdp {
         Ok(())
     }
 
-    /// Memory for the whole parameters of a block. One rank's lie as its shards do, so that one cast fills several.
-    fn new_home(&self, members: &[ParamId], dtype: DType) -> Result<Home> {
-        let sizes: Vec<u64> =
-            members.iter().map(|id| quad_bytes(&self.table.spec(*id).shape, dtype)).collect();
-        let (mut offsets, mut total) = offsets(&sizes, self.gpu.caps().align);
-        if self.comm.size() == 1 {
-            let shrink = (DType::F32.quad_bytes() / dtype.quad_bytes()) as u64;
-            total = 0;
-            for (i, id) in members.iter().enumerate() {
-                let place = self.layout.place(*id);
-                let before = i.checked_sub(1).map(|b| (offsets[b], self.layout.place(members[b])));
-                offsets[i] = match before {
-                    Some((at, b)) if b.segment == place.segment => at + (place.offset - b.offset) / shrink,
-                    _ => total.next_multiple_of(self.gpu.caps().align.max(256)),
-                };
-                total = offsets[i] + sizes[i];
-            }
-        }
-        Ok(Home { buffer: self.gpu.alloc_shared("gathered parameters", total)?, offsets, total })
+    fn places(&self, members: &[ParamId]) -> Vec<&Place> {
+        members.iter().map(|id| self.layout.place(*id)).collect()
     }
 
-    /// One rank's all-gather: the cast of its shards, one launch for all that lie in one segment.
-    fn cast(&self, members: &[ParamId], home: &Home, dtype: DType) -> Result<()> {
-        let places: Vec<&Place> = members.iter().map(|id| self.layout.place(*id)).collect();
-        let mut first = 0;
-        for run in places.chunk_by(|a, b| a.segment == b.segment) {
-            let shards = self.master.range(run[0], run[run.len() - 1]);
-            let target = Tensor::view(&home.buffer, home.offsets[first], shards.shape(), dtype);
-            hooks::pre_all_gather(&self.gpu, &shards, &target)?;
-            first += run.len();
+    /// Memory for the whole parameters of a block.
+    fn home(&self, members: &[ParamId], dtype: DType) -> Result<Home> {
+        let sizes: Vec<u64> =
+            members.iter().map(|id| quad_bytes(&self.table.spec(*id).shape, dtype)).collect();
+        match self.comm.size() {
+            1 => Home::like_shards(&self.gpu, &sizes, &self.places(members), dtype),
+            _ => Home::new(&self.gpu, &sizes),
         }
-        Ok(())
     }
 
     /// Memory for the shards of `members` in `dtype`, each piece at a bindable offset.
@@ -456,20 +429,6 @@ struct Payload {
     offsets: Vec<u64>,
     sizes: Vec<u64>,
     total: u64,
-}
-
-/// Offsets of pieces of these sizes, each a multiple of `align`, and the end.
-fn offsets(sizes: &[u64], align: u64) -> (Vec<u64>, u64) {
-    let mut end = 0u64;
-    let at = sizes
-        .iter()
-        .map(|size| {
-            let start = end.next_multiple_of(align.max(256));
-            end = start + size;
-            start
-        })
-        .collect();
-    (at, end)
 }
 
 impl Weights for Fsdp {
