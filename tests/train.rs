@@ -10,6 +10,9 @@ use moe8::num::DType;
 use moe8::train::trainer::{StepStats, Trainer};
 use std::sync::Arc;
 
+/// Room for the largest tensor of the tiny model, but not for all parameters at once.
+const SMALL: u64 = 64 << 10;
+
 fn solo() -> Arc<dyn Communicator> {
     Arc::new(Solo::new())
 }
@@ -38,6 +41,25 @@ fn a_step_has_one_upload_one_download_one_submit() {
         assert_eq!(after.submits - before.submits, 1, "submits");
         assert_eq!(after.pipelines - before.pipelines, 0, "pipelines compiled after the first steps");
         trainer.read(pending).expect("numbers");
+    }
+}
+
+/// The same numbers whether a rank's shards are in one segment or cut into several by a small limit for bindings.
+#[test]
+fn segments_change_nothing() {
+    let losses = |limit: Option<u64>, segments: std::ops::Range<usize>| {
+        let options = Options { max_binding: limit, ..Options::default() };
+        let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+        let mut trainer = tiny::trainer(&gpu, solo(), &tiny::rowwise(), tiny::recipe(DType::BF16, 3));
+        let found = trainer.fsdp.master.segments().len();
+        assert!(segments.contains(&found), "{found} segments, not {segments:?}");
+        run(&mut trainer, 3).iter().map(|s| (s.loss, s.grad_norm)).collect::<Vec<_>>()
+    };
+    let whole = losses(None, 1..2);
+    let cut = losses(Some(SMALL), 3..100);
+    // The norm sums the segments' parts, in another order.
+    for ((loss, norm), (want, want_norm)) in cut.iter().zip(&whole) {
+        assert!((loss - want).abs() < 1e-4 && (norm / want_norm - 1.0).abs() < 1e-4, "{cut:?} {whole:?}");
     }
 }
 
