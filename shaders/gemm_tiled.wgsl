@@ -8,7 +8,8 @@
 // 2. The next slice's quads are loaded before this slice is multiplied, and wait in registers, still encoded.
 // 3. A thread's 8 rows are two blocks of 4, 64 apart, and so are its columns: neighbours read neighbouring quads.
 // 4. Quads are stored in an order that depends on the step (v ^ 2u), so that the transposed blocks fall into different banks.
-// 5. All 16 steps of a slice stand written out on GPUs (WRITTEN: 4 times 4 of them; 1 on software adapters, which compile long).
+// 5. On GPUs all 16 steps of a slice and all stores stand written out (WRITTEN 1, LOOPED 0, BLOCKS 4); software adapters would compile
+//    that for long, and loop over blocks of 4 steps and over rows (0, 1, 1).
 // 6. 16 KiB of workgroup memory in all, what every adapter must have.
 // Rows and columns past the end read the last one and are not stored; steps past the contraction's end are zero in both operands.
 // Variants: A_ALONG, B_ALONG: 1 where the operand's rows run along the contraction, 0 where across it (nt: 1 1, nn: 1 0, tn: 0 0);
@@ -157,9 +158,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       if source.k + $iu * source.each < tile.last { q$i = a[source.at[$i]]; }
 //!end
     }
-    for (var w0 = 0u; w0 < 4u; w0 += WRITTEN) {
-//!repeat w WRITTEN
-      let w$w = w0 + $wu;
+//!repeat r LOOPED
+    for (var block = 0u; block < 4u; block++) {
+//!end
+//!repeat r WRITTEN
+    {
+      let block = 0u;
+//!end
+//!repeat w BLOCKS
+      let w$w = block + $wu;
       let fa$w = 128u * w$w + (ty ^ (2u * w$w));
       let fb$w = 512u + 128u * w$w + (tx ^ (2u * w$w));
 //!repeat s 4
@@ -186,12 +193,20 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     }
   }
   let zero = GROUPED == 1u && A_ALONG == 1u && tile.group == p.groups;
+//!repeat r WRITTEN
+//!repeat i 8
+  put(tile, zero, tile.row0 + 4u * ty + ($iu / 4u) * 64u + $iu % 4u, tile.col0 + 4u * tx, lo$i);
+  put(tile, zero, tile.row0 + 4u * ty + ($iu / 4u) * 64u + $iu % 4u, tile.col0 + 4u * tx + 64u, hi$i);
+//!end
+//!end
+//!repeat r LOOPED
   var acc = array<vec4<f32>, 16>(lo0, hi0, lo1, hi1, lo2, hi2, lo3, hi3, lo4, hi4, lo5, hi5, lo6, hi6, lo7, hi7);
   for (var i = 0u; i < 8u; i++) {
     let row = tile.row0 + 4u * ty + (i / 4u) * 64u + i % 4u;
     put(tile, zero, row, tile.col0 + 4u * tx, acc[2u * i]);
     put(tile, zero, row, tile.col0 + 4u * tx + 64u, acc[2u * i + 1u]);
   }
+//!end
 }
 
 // Stores a quad of the result, where there is one; the rows past the last offset are zero.

@@ -37,6 +37,8 @@ pub enum Command {
     Compare(CompareArgs),
     /// Compare every matrix kernel that the adapter can run with the exact product.
     Selftest(SelftestArgs),
+    /// Find the fastest matrix kernel of every class of products, and keep what was found for later runs.
+    Tune(RunArgs),
 }
 
 /// Flags of every subcommand that reads a configuration.

@@ -22,6 +22,7 @@ pub mod export;
 pub mod overrides;
 pub mod selftest;
 pub mod train;
+pub mod tune;
 
 use args::{Cli, Command, RunArgs};
 
@@ -125,7 +126,7 @@ fn complain(text: &str) {
 
 fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
     let (args, output) = match &cli.command {
-        Command::Train(args) | Command::Devices(args) => (args, None),
+        Command::Train(args) | Command::Devices(args) | Command::Tune(args) => (args, None),
         Command::Config(args) => (&args.run, None),
         Command::Bench(args) => (&args.run, None),
         Command::Compare(args) => return compare::run(args),
@@ -139,6 +140,9 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
     if let Command::Bench(args) = &cli.command {
         return bench::run(args, &opts, overrides);
     }
+    if matches!(&cli.command, Command::Tune(_)) {
+        return tune::run(&opts);
+    }
     let Loaded { config, warnings } = Config::load(args.config.as_deref(), overrides)?;
     for warning in warnings {
         log::warn!("{warning}");
@@ -148,7 +152,9 @@ fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
         Command::Config(_) => config::run(&config, &opts),
         Command::Devices(_) => devices::run(&config, &opts),
         Command::Export(_) => export::run(&config, &opts),
-        Command::Bench(_) | Command::Compare(_) => unreachable!("done above, they need no configuration"),
+        Command::Bench(_) | Command::Compare(_) | Command::Tune(_) => {
+            unreachable!("done above, they need no configuration")
+        }
         Command::Selftest(args) => selftest::run(args, &opts),
     }
 }

@@ -8,6 +8,7 @@ mod adapter;
 mod buffer;
 mod cache;
 mod clock;
+mod decisions;
 mod errors;
 mod kernel;
 mod recorder;
@@ -20,6 +21,7 @@ pub use adapter::{
 pub use buffer::Buffer;
 pub use cache::cache_folder;
 pub use clock::{Clock, KernelTime, Timing};
+pub use decisions::{Decisions, Fastest, Rejected};
 pub use kernel::{Kernel, Params, Variant};
 pub use recorder::{Access, Binding, Counters, kernels};
 pub use transfer::Download;
@@ -132,6 +134,7 @@ struct Inner {
     caps: Caps,
     options: Options,
     pipelines: Option<cache::Pipelines>,
+    decisions: Arc<Decisions>,
     errors: Arc<errors::Sink>,
     pool: Arc<Mutex<buffer::Pool>>,
     state: Mutex<recorder::State>,
@@ -167,6 +170,9 @@ impl Gpu {
             ));
         }
         let errors = errors::Sink::attach(&opened.device);
+        let folder = options.cache.as_deref();
+        let decisions = folder.map(|f| Decisions::load(f, &opened.name, &opened.driver)).unwrap_or_default();
+        decisions.warn();
         Ok(Gpu(Arc::new(Inner {
             device: Some((opened.device, opened.queue)),
             name: opened.name,
@@ -174,6 +180,7 @@ impl Gpu {
             caps,
             options,
             pipelines: opened.pipelines,
+            decisions: Arc::new(decisions),
             errors,
             pool: Arc::default(),
             state: Mutex::default(),
@@ -189,6 +196,7 @@ impl Gpu {
             caps: self.0.caps,
             options: self.0.options.clone(),
             pipelines: None,
+            decisions: self.0.decisions.clone(),
             errors: Arc::default(),
             pool: Arc::default(),
             state: Mutex::default(),
@@ -213,6 +221,11 @@ impl Gpu {
     /// How the adapter was opened.
     pub fn options(&self) -> &Options {
         &self.0.options
+    }
+
+    /// What `moe8 tune` found out here, from [`Options::cache`].
+    pub fn decisions(&self) -> &Decisions {
+        &self.0.decisions
     }
 
     /// What kernels may rely on.

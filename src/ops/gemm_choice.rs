@@ -102,27 +102,91 @@ fn tiled_pays(caps: &Caps, product: &Product) -> Result<(), &'static str> {
     }
 }
 
+/// What kinds of operands are tuned apart.
+pub const OPERANDS: [&str; 3] = ["f32", "bf16", "fp8"];
+
+/// Sizes that are tuned apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Some size is below 64.
+    Thin,
+    /// Fewer than 2^31 multiply-adds.
+    Small,
+    /// The others.
+    Large,
+}
+
+impl Size {
+    /// All three.
+    pub const ALL: [Size; 3] = [Size::Thin, Size::Small, Size::Large];
+
+    /// Of a product.
+    pub fn of(sizes: [usize; 3]) -> Size {
+        let work = sizes.iter().fold(1usize, |work, size| work.saturating_mul(*size));
+        match sizes.iter().any(|&size| size < 64) {
+            true => Size::Thin,
+            false if work < 1 << 31 => Size::Small,
+            false => Size::Large,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Size::Thin => "thin",
+            Size::Small => "small",
+            Size::Large => "large",
+        }
+    }
+}
+
+/// The name under which a kernel is rejected for a form and operands.
+pub fn op_name(form: Form, operands: &str) -> String {
+    format!("gemm {} {operands}", form.name())
+}
+
+/// The name under which the fastest kernel is kept.
+pub fn class_name(form: Form, operands: &str, size: Size) -> String {
+    format!("{} {}", op_name(form, operands), size.name())
+}
+
+impl Product {
+    /// Its operands as one of [`OPERANDS`], if they are tuned.
+    fn operands(&self) -> Option<&'static str> {
+        match self.operands[0] {
+            DType::F32 => Some("f32"),
+            DType::BF16 => Some("bf16"),
+            DType::E4M3 | DType::E5M2 => Some("fp8"),
+            DType::F16 | DType::U32 => None,
+        }
+    }
+}
+
 /// Why a kernel was chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
     /// `--kernel` names it, or names one that cannot compute this product.
     Named,
+    /// `moe8 tune` found it the fastest.
+    Tuned,
     /// It is the first of the table that can run and pays.
     Rule,
 }
 
-/// The kernel for a product on this adapter, and why: what `--kernel` names, if it can run; else by rule.
+/// The kernel for a product on this adapter, and why: what `--kernel` names, if it can run; else what was found the fastest;
+/// else by rule.
 pub(super) fn choose(gpu: &Gpu, product: &Product) -> (GemmKernel, Why) {
     decide(gpu, product, |_, _| ())
 }
 
 /// [`choose`]; `passed` hears of every candidate that was not taken, and why.
-fn decide(
-    gpu: &Gpu,
-    product: &Product,
-    mut passed: impl FnMut(GemmKernel, &'static str),
-) -> (GemmKernel, Why) {
+fn decide(gpu: &Gpu, product: &Product, mut passed: impl FnMut(GemmKernel, &str)) -> (GemmKernel, Why) {
     let (options, caps) = (gpu.options(), gpu.caps());
+    if options.kernel.is_none()
+        && let Some(kernel) = tuned(gpu, product)
+    {
+        return (kernel, Why::Tuned);
+    }
     for candidate in &CANDIDATES {
         let kernel = candidate.kernel;
         if let Err(why) = (candidate.can_run)(&caps, product) {
@@ -131,6 +195,8 @@ fn decide(
             return (kernel, Why::Named);
         } else if options.kernel.is_some() {
             passed(kernel, "not what --kernel names");
+        } else if let Some(why) = rejection(gpu, product, kernel) {
+            passed(kernel, why);
         } else if let Err(why) = (candidate.pays)(&caps, product) {
             passed(kernel, why);
         } else {
@@ -140,12 +206,47 @@ fn decide(
     (GemmKernel::Scalar, Why::Named)
 }
 
+/// The kernel that was found the fastest for such products, if it can run as the adapter was opened.
+fn tuned(gpu: &Gpu, product: &Product) -> Option<GemmKernel> {
+    let (decisions, operands) = (gpu.decisions(), product.operands()?);
+    if decisions.is_empty() {
+        return None;
+    }
+    let fastest = decisions.fastest(&class_name(product.form, operands, Size::of(product.sizes)))?;
+    let candidate = CANDIDATES.iter().find(|c| c.kernel.name() == fastest.kernel)?;
+    let fits = (candidate.can_run)(&gpu.caps(), product).is_ok();
+    let kernel = Some(candidate.kernel).filter(|_| fits)?;
+    rejection(gpu, product, kernel).is_none().then_some(kernel)
+}
+
+/// Why a kernel is not to be used here, if so. The register tiles are the last resort.
+fn rejection<'a>(gpu: &'a Gpu, product: &Product, kernel: GemmKernel) -> Option<&'a str> {
+    let decisions = gpu.decisions();
+    if decisions.is_empty() || kernel == GemmKernel::Scalar {
+        return None;
+    }
+    decisions.rejection(&op_name(product.form, product.operands()?), kernel)
+}
+
+/// The kernels that can compute a product on this adapter, and are not rejected there.
+pub fn candidates(gpu: &Gpu, product: &Product) -> Vec<GemmKernel> {
+    let can_run = |c: &&Candidate| (c.can_run)(&gpu.caps(), product).is_ok();
+    let kernels = CANDIDATES.iter().filter(can_run).map(|c| c.kernel);
+    kernels.filter(|kernel| rejection(gpu, product, *kernel).is_none()).collect()
+}
+
 /// The kernel for a product on this adapter, and why in words.
 pub fn choice(gpu: &Gpu, product: &Product) -> (GemmKernel, String) {
     let mut passed = Vec::new();
     let (kernel, why) = decide(gpu, product, |kernel, why| passed.push(format!("{}: {why}", kernel.name())));
+    let fastest = || {
+        let class = class_name(product.form, product.operands()?, Size::of(product.sizes));
+        let fastest = gpu.decisions().fastest(&class)?;
+        Some(format!("tuned: {:.1}x faster than {}", fastest.times, fastest.than.as_ref()?))
+    };
     let words = match why {
         Why::Named if gpu.options().kernel == Some(kernel) => format!("--kernel {}", kernel.name()),
+        Why::Tuned => fastest().unwrap_or_else(|| "tuned: no other can run".into()),
         Why::Rule if passed.is_empty() => "by capability".into(),
         _ => format!("by capability; not {}", passed.join("; not ")),
     };
@@ -157,14 +258,46 @@ pub(crate) fn order(gpu: &Gpu, product: &Product) -> Order {
     if choose(gpu, product).0 == GemmKernel::Coop { Order::Panels } else { Order::Rows }
 }
 
-/// The kernel chosen for each class of products, and why: `gemm operands, shape: kernel (reason)`.
+/// The kernel chosen for each class of products, and why: `gemm form operands size: kernel (reason)`. Forms that do not differ
+/// share a line.
 pub fn explain(gpu: &Gpu) -> Vec<String> {
-    use DType::{BF16, E4M3, E5M2, F32};
-    let classes = [("large", 4096), ("below 16 in a dimension", 8)];
-    let line = |operands: [DType; 2], (class, edge): (&str, usize)| {
-        let (kernel, why) = choice(gpu, &Product { form: Form::Nt, operands, sizes: [edge; 3] });
-        format!("gemm {} x {}, {class}: {} ({why})", operands[0], operands[1], kernel.name())
-    };
-    let operands = [[F32, F32], [BF16, BF16], [E4M3, E4M3], [E5M2, E4M3]];
-    operands.into_iter().flat_map(|o| classes.map(|class| line(o, class))).collect()
+    use DType::{BF16, E4M3, F32};
+    let mut lines = Vec::new();
+    for (operand, name) in [F32, BF16, E4M3].into_iter().zip(OPERANDS) {
+        for (size, edge) in Size::ALL.into_iter().zip([32, 256, 4096]) {
+            let of = |form| choice(gpu, &Product { form, operands: [operand; 2], sizes: [edge; 3] });
+            let all: Vec<_> = Form::ALL.into_iter().map(|form| (form, of(form))).collect();
+            let mut told = Vec::new();
+            for (_, choice) in &all {
+                if told.contains(&choice) {
+                    continue;
+                }
+                let forms: Vec<_> = all.iter().filter(|(_, c)| c == choice).map(|(f, _)| f.name()).collect();
+                let (kernel, why) = choice;
+                let forms = forms.join(" ");
+                lines.push(format!("gemm {forms} {name} {}: {} ({why})", size.name(), kernel.name()));
+                told.push(choice);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Size;
+
+    #[test]
+    fn sizes_fall_into_classes() {
+        for (sizes, class) in [
+            ([4096, 63, 4096], Size::Thin),
+            ([0, 64, 64], Size::Thin),
+            ([64; 3], Size::Small),
+            ([2048, 1024, 1023], Size::Small),
+            ([2048, 1024, 1024], Size::Large),
+            ([usize::MAX; 3], Size::Large),
+        ] {
+            assert_eq!(Size::of(sizes), class, "{sizes:?}");
+        }
+    }
 }
