@@ -32,8 +32,10 @@ const LANES: usize = 128;
 /// compile what is written out many times).
 const MANY_UNITS: usize = 20;
 const FEW_UNITS: usize = 4;
-/// Rows of a chunk where rows and the tops of columns are taken together.
-const BOTH_CHUNK: usize = 32;
+/// Rows of a chunk where rows and the tops of columns are taken together: of narrow and of wide rows.
+const BOTH_CHUNKS: [usize; 2] = [64, 32];
+/// Most units of a narrow row.
+const NARROW: usize = 64;
 /// Rows of a tile that is cast into panels: whole blocks of 64.
 const PANEL_CAST: usize = 128;
 /// Workgroups that keep a large GPU busy.
@@ -134,7 +136,8 @@ impl Shape {
     }
 
     /// For `rows` with the tops of columns: up to four rows at a time.
-    fn both(units: usize, chunk: usize, most: usize) -> Shape {
+    fn both(units: usize, most: usize) -> Shape {
+        let chunk = BOTH_CHUNKS[usize::from(units > NARROW)];
         let mut team = units.div_ceil(4).next_power_of_two().min(LANES);
         while units.div_ceil(team) > most {
             team *= 2;
@@ -153,7 +156,7 @@ impl Shape {
         let enough = |chunk: &usize| rows.div_ceil(*chunk) * blocks >= BUSY;
         let chunk = [128, 64].into_iter().find(enough).unwrap_or(32);
         let cast = if panels { PANEL_CAST } else { chunk };
-        Shape { team, units: 1, batch: most.min(8), chunk, cast, whole: units.is_multiple_of(team) }
+        Shape { team, units: 1, batch: (most / 2).min(8), chunk, cast, whole: units.is_multiple_of(team) }
     }
 }
 
@@ -267,9 +270,9 @@ pub(super) fn both(
     order: Order,
 ) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
     let by_row = Quantized::of_rows(gpu, x, dtype, order)?;
-    let mut columns = Shape::columns(x.rows(), units(x), most_units(gpu), order);
-    columns.chunk = BOTH_CHUNK;
-    let shape = Shape::both(units(x), columns.chunk, most_units(gpu));
+    let shape = Shape::both(units(x), most_units(gpu));
+    let columns = Shape::columns(x.rows(), units(x), most_units(gpu), order);
+    let columns = Shape { chunk: shape.chunk, ..columns };
     let tops = tops(gpu, x, groups, shape)?;
     let variant = variant(dtype, shape, order, [groups.offs.is_some(), true, exact_halves(gpu)]);
     let bindings = [
@@ -296,7 +299,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
                 let rows = Shape::rows(units, most);
                 all.push((ROWS, variant(codes, rows, order, [false, false, halves])));
                 for grouped in [true, false] {
-                    let both = Shape::both(units, BOTH_CHUNK, most);
+                    let both = Shape::both(units, most);
                     all.push((ROWS, variant(codes, both, order, [grouped, true, halves])));
                     let columns = Shape::columns(2048, units, most, order);
                     all.push((COLUMNS, variant(codes, columns, order, [grouped, false, halves])));
