@@ -73,6 +73,10 @@ fn variant(by_steps: bool, a: DType, out: DType, flags: Flags, lanes: u32) -> Va
 /// The kernel of the form `entry` and its variant for operands in panels, A of dtype `a`; other bindings and parameters are
 /// those of the register-tile kernel.
 pub(super) fn kernel(entry: &str, [a, out]: [DType; 2], flags: Flags, lanes: u32) -> (Kernel, Variant) {
+    #[cfg(test)]
+    if let Some(kernel) = emulated::kernel() {
+        return (kernel, variant(entry == "tn", a, out, flags, 32));
+    }
     (MAIN, variant(entry == "tn", a, out, flags, lanes))
 }
 
@@ -115,6 +119,9 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     }
     all
 }
+
+#[cfg(test)]
+mod emulated;
 
 #[cfg(test)]
 mod tests {

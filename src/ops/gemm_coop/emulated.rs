@@ -1,0 +1,220 @@
+//! The kernel's text with its matrices emulated, so that any adapter can run everything else in it: tiles, panels, decoding, the
+//! order of slices, the way out. Minutes, so only when asked for: `cargo test --lib emulated -- --ignored`.
+
+use super::MAIN;
+use crate::gpu::{DeviceChoice, Gpu, Kernel, Options};
+use crate::num::rng::Stream;
+use crate::num::{DType, Fp8, bf16};
+use crate::ops::gemm::{self, GemmOptions, Scale};
+use crate::ops::panels::{Codes, Contraction, Order};
+use crate::ops::quantize;
+use crate::reference::compare::{bf16_ulp, within};
+use crate::reference::gemm::{self as reference, Scales};
+use crate::tensor::Tensor;
+use std::cell::Cell;
+use std::sync::LazyLock;
+
+thread_local! {
+    static EMULATE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Of 16 x 16 numbers a lane has those of column `lane % 16` and every second row: eight of each of 16 results, and what it takes of
+/// the operands for them, in use and loaded ahead. Blocks of text become calls, and loops have a bound that compilers do not see,
+/// so that they stay loops.
+const MATRICES: &str = "
+var<private> emu_lane: u32;
+var<private> emu_turn: u32;
+var<private> emu_edge: u32;
+var<private> emu_a: array<f32, 1024>;
+var<private> emu_b: array<f32, 128>;
+var<private> emu_c: array<f32, 128>;
+
+fn emu_load(fa: u32, fb: u32) {
+  for (var i = 0u; i < emu_edge * 32u; i++) {
+    let h = i / 128u * 384u + (i / 16u % 8u * 2u + emu_lane / 16u) * 24u + i % 16u;
+    let a = ta[fa + h / 8u];
+    emu_a[(1u - emu_turn) * 512u + i] = select(a.x, a.y, h % 8u >= 4u)[h % 4u];
+  }
+  for (var i = 0u; i < emu_edge * 4u; i++) {
+    let h = i / 16u * 384u + emu_lane % 16u * 24u + i % 16u;
+    let b = tb[fb + h / 8u];
+    emu_b[(1u - emu_turn) * 64u + i] = select(b.x, b.y, h % 8u >= 4u)[h % 4u];
+  }
+}
+fn emu_next() {
+  emu_turn = 1u - emu_turn;
+}
+fn emu_products(first: u32, end: u32) {
+  for (var n = 0u; n < emu_edge * 8u; n++) {
+    let j = n / 8u % 4u;
+    if j >= first && j < end {
+      var sum = emu_c[n];
+      for (var k = 0u; k < emu_edge; k++) {
+        let a = emu_turn * 512u + n / 32u * 128u + n % 8u * 16u + k;
+        sum += emu_a[a] * emu_b[emu_turn * 64u + j * 16u + k];
+      }
+      emu_c[n] = sum;
+    }
+  }
+}
+fn emu_store(fragment: u32, at: u32, stride: u32) {
+  for (var s = 0u; s < emu_edge / 2u; s++) {
+    let n = emu_lane % 16u;
+    te[at + (s * 2u + emu_lane / 16u) * stride + n / 4u][n % 4u] = emu_c[fragment * 8u + s];
+  }
+}
+";
+
+const REPLACEMENTS: [(&str, &str); 12] = [
+    ("enable f16;\nenable wgpu_cooperative_matrix;\n", ""),
+    ("//!repeat i 4\n//!repeat j 4\n  var c$i_$j = coop_mat16x16<f32, C>();\n//!end\n//!end\n", ""),
+    (
+        "//!repeat i 4\n  var fa$i = coop_mat16x16<f16, A>();\n  var fb$i = coop_mat16x16<f16, B>();\n//!end\n",
+        "",
+    ),
+    (
+        "//!repeat i 4
+  fa$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
+  fb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
+//!end
+",
+        "emu_load(fa, fb);\nemu_next();\n",
+    ),
+    (
+        "//!repeat i 4
+      let na$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
+      let nb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
+//!end
+",
+        "emu_load(fa, fb);\n",
+    ),
+    (
+        "//!repeat j 3
+//!repeat i 4
+      c$i_$j = coopMultiplyAdd(fa$i, fb$j, c$i_$j);
+//!end
+//!end
+",
+        "emu_products(0u, 3u);\n",
+    ),
+    ("//!repeat i 4\n      c$i_3 = coopMultiplyAdd(fa$i, fb3, c$i_3);\n//!end\n", "emu_products(3u, 4u);\n"),
+    ("//!repeat i 4\n      fa$i = na$i;\n      fb$i = nb$i;\n//!end\n", "emu_next();\n"),
+    ("coopStoreT(c$i_$j, &te[te0], stride)", "emu_store($iu * 4u + $ju, te0, stride)"),
+    ("subgroupBarrier()", "workgroupBarrier()"),
+    ("<f16>", "<f32>"),
+    (
+        "  let lane = li % LANES;\n",
+        "  let lane = li % LANES;\n  emu_lane = lane;\n  emu_edge = 16u + (p.n >> 31u);\n",
+    ),
+];
+
+static TEXT: LazyLock<String> = LazyLock::new(|| {
+    let text = REPLACEMENTS.iter().fold(MAIN.text.to_owned(), |text, (from, to)| {
+        assert!(text.contains(from), "the kernel has no `{from}` to emulate");
+        text.replace(from, to)
+    });
+    text + MATRICES
+});
+
+/// What stands in for the kernel, with subgroups of 32, where this thread asked for it.
+pub(super) fn kernel() -> Option<Kernel> {
+    EMULATE.get().then(|| Kernel { name: "gemm_coop.emulated", text: TEXT.as_str(), entry: "main" })
+}
+
+/// Finite codes, row by row, and their values.
+fn codes(gpu: &Gpu, name: &str, shape: &[usize], format: Fp8) -> (Tensor, Vec<f64>) {
+    let dtype = if format == Fp8::E4m3 { DType::E4M3 } else { DType::E5M2 };
+    let tensor = Tensor::empty(gpu, name, shape, dtype).unwrap();
+    let (cols, padded, stream) = (tensor.cols(), 4 * tensor.quads(), Stream::new(0, name));
+    let finite = |i: usize| {
+        let code = (stream.word(i as u64) & 0xff) as u8;
+        if format.decode(code).is_finite() { code } else { code & 0x83 }
+    };
+    let all: Vec<u8> = (0..shape.iter().product()).map(finite).collect();
+    let mut bytes = vec![0; tensor.rows() * padded];
+    for (from, to) in all.chunks(cols).zip(bytes.chunks_mut(padded)) {
+        to[..cols].copy_from_slice(from);
+    }
+    gpu.upload(tensor.memory().0, tensor.memory().1, &bytes).unwrap();
+    (tensor, all.iter().map(|c| f64::from(format.decode(*c))).collect())
+}
+
+fn factors(gpu: &Gpu, name: &str, len: usize) -> (Tensor, Vec<f32>) {
+    let stream = Stream::new(1, name);
+    let all: Vec<f32> = (0..len as u64).map(|i| 2f32.powi((stream.word(i) % 8) as i32 - 4)).collect();
+    (Tensor::from_flat_f32(gpu, name, &all).unwrap(), all)
+}
+
+/// Compares a result with sums of `terms` products whose magnitudes are `sizes`.
+fn check(gpu: &Gpu, what: &str, got: &Tensor, want: &[f64], sizes: &[f64], terms: usize) {
+    let rounding = |v: f64| if got.dtype() == DType::BF16 { bf16_ulp(v) } else { v.abs() * 2f64.powi(-23) };
+    let bound: Vec<f64> = want
+        .iter()
+        .zip(sizes)
+        .map(|(w, s)| (terms + 2) as f64 * 2f64.powi(-23) * s + rounding(*w) * 0.500_001)
+        .collect();
+    let values: Vec<f64> = got.to_f32(gpu).unwrap().iter().map(|v| f64::from(*v)).collect();
+    within(&values, want, &bound, got.shape()).unwrap_or_else(|e| panic!("{what}: {e}"));
+}
+
+/// All three forms over ragged groups, an empty one among them, with rows past the last end, and every kind of operand; tiles,
+/// blocks and quads that are not full; onto a sum, and in parts.
+#[test]
+#[ignore = "a software adapter takes minutes to compile the kernel: its barriers are many"]
+fn emulated_matrices_equal_the_reference() {
+    EMULATE.set(true);
+    let options = Options { poison: true, ..Options::default() };
+    let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+    let (m, n, k) = (210, 133, 70);
+    let ends = [3, 3, 150, 200];
+    let e = ends.len();
+    let offs = Tensor::from_u32(&gpu, "ends", &ends).unwrap();
+    let size = |v: &[f64]| v.iter().map(|x| x.abs()).collect::<Vec<_>>();
+    let in_panels = |t: Tensor, along: Contraction<'_>| Codes::Rows(t).to_panels(&gpu, along).unwrap();
+    let (columns, rows) = (Contraction::Columns, Contraction::GroupRows(Some(&offs)));
+    let (x, x_values) = codes(&gpu, "x", &[m, k], Fp8::E4m3);
+    let (w, w_values) = codes(&gpu, "w", &[e, n, k], Fp8::E4m3);
+    let (d, d_values) = codes(&gpu, "d", &[m, n], Fp8::E5m2);
+    let (by_m, m_factors) = factors(&gpu, "m", m);
+    let (by_n, n_factors) = factors(&gpu, "n", e * n);
+    let (by_k, k_factors) = factors(&gpu, "k", e * k);
+    let scaled = |row, col| GemmOptions { offs: Some(&offs), scales: Some((row, col)) };
+
+    let (a, b) = (in_panels(x.clone(), columns), in_panels(w.clone(), columns));
+    let options = scaled(Scale::per_row(&by_m), Scale::per_group(&by_n, n));
+    let scales = Scales { row: Some(&m_factors), col: Some(&n_factors) };
+    let want = reference::nt(&x_values, &w_values, &ends, n, k, scales);
+    let sizes = reference::nt(&size(&x_values), &size(&w_values), &ends, n, k, scales);
+    check(&gpu, "nt", &gemm::nt_of(&gpu, &a, &b, DType::BF16, options).unwrap(), &want, &sizes, k);
+
+    let (a, b) = (in_panels(d.clone(), columns), in_panels(w, Contraction::WeightRows));
+    let options = scaled(Scale::per_row(&by_m), Scale::per_group(&by_k, k));
+    let scales = Scales { row: Some(&m_factors), col: Some(&k_factors) };
+    let mut want = reference::nn(&d_values, &w_values, &ends, n, k, scales);
+    let mut sizes = reference::nn(&size(&d_values), &size(&w_values), &ends, n, k, scales);
+    want.iter_mut().chain(&mut sizes).for_each(|v| *v += 1.0);
+    let sum = Tensor::from_f32(&gpu, "sum", &[m, k], DType::F32, &vec![1.0; m * k]).unwrap();
+    gemm::nn_codes_into(&gpu, &a, &b, &sum, true, options).unwrap();
+    check(&gpu, "nn", &sum, &want, &sizes, n);
+
+    let (a, b) = (in_panels(d, rows), in_panels(x, rows));
+    let options = scaled(Scale::per_group(&by_n, n), Scale::per_group(&by_k, k));
+    let scales = Scales { row: Some(&n_factors), col: Some(&k_factors) };
+    let want = reference::tn(&d_values, &x_values, &ends, n, k, scales);
+    let sizes = reference::tn(&size(&d_values), &size(&x_values), &ends, n, k, scales);
+    check(&gpu, "tn", &gemm::tn_of(&gpu, &a, &b, DType::F32, options).unwrap(), &want, &sizes, m);
+
+    let stream = Stream::new(2, "halves");
+    let values = |len: usize| (0..len as u64).map(|i| bf16::round(stream.normal(i))).collect::<Vec<_>>();
+    let (x_values, w_values) = (values(m * k), values(n * k));
+    let x = Tensor::from_f32(&gpu, "x", &[m, k], DType::BF16, &x_values).unwrap();
+    let w = Tensor::from_f32(&gpu, "w", &[n, k], DType::BF16, &w_values).unwrap();
+    let [a, b] = [&x, &w].map(|t| quantize::along_rows(&gpu, t, DType::F16, Order::Panels).unwrap());
+    let scales = Some((Scale::per_row(&a.descale), Scale::per_group(&b.descale, n)));
+    let out = gemm::nt_of(&gpu, &a.codes, &b.codes, DType::BF16, GemmOptions { offs: None, scales }).unwrap();
+    let wide = |v: &[f32]| v.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let (x_values, w_values) = (wide(&x_values), wide(&w_values));
+    let want = reference::nt(&x_values, &w_values, &[m as u32], n, k, Scales::NONE);
+    let sizes = reference::nt(&size(&x_values), &size(&w_values), &[m as u32], n, k, Scales::NONE);
+    check(&gpu, "nt of halves", &out, &want, &sizes, k);
+}
