@@ -125,7 +125,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
 //!repeat i HELD
       let q$i = block + $iu * LANES;
       if q$i == label / 4u {
-        v$i[label % 4u] -= p.scale;
+        v$i -= select(vec4<f32>(0.0), vec4<f32>(p.scale), columns(q$i) == vec4<u32>(label));
       }
       if q$i >= whole {
         v$i = select(vec4<f32>(0.0), v$i, columns(q$i) < vec4<u32>(p.vocab));
