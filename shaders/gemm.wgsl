@@ -40,7 +40,11 @@ fn store_rows(rows: Rows, row0: u32, col0: u32, acc: ptr<function, array<vec4<f3
   }
 }
 
+// Rows of no group: zero, or as they are where a product is added.
 fn zero_rows(rows: Rows, row0: u32, col0: u32) {
+  if ACCUMULATE == 1u {
+    return;
+  }
   let nq = div_up(p.n, 4u);
   let height = min(rows.end - row0, 8u);
   for (var i = 0u; i < height; i++) {

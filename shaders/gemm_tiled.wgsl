@@ -1,4 +1,4 @@
-// Grouped GEMM in f32 through workgroup memory, for GPUs without matrix units: the three forms of gemm.wgsl.
+// Grouped GEMM in f32 through workgroup memory, for GPUs without matrix units and for f32 operands: the three forms of gemm.wgsl.
 // A workgroup of 256 threads computes a tile of 128 x 128 outputs, 8 x 8 each.
 // The simple algorithm: load a slice of 16 contraction steps of both operands into workgroup memory, multiply, repeat.
 // What this adds:
@@ -209,14 +209,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 }
 
-// Stores a quad of the result, where there is one; the rows past the last offset are zero.
+// Stores a quad of the result, where there is one; the rows past the last offset are zero, or as they are where a product is added.
 fn put(tile: Tile, zero: bool, row: u32, col: u32, value: vec4<f32>) {
   if row >= tile.end || col >= p.n {
     return;
   }
   let at = (tile.place + row) * div_up(p.n, 4u) + col / 4u;
   if zero {
-    out[at] = out_put(vec4<f32>(0.0));
+    if ACCUMULATE == 0u {
+      out[at] = out_put(vec4<f32>(0.0));
+    }
   } else {
     store(tile.group, row, col, at, value);
   }

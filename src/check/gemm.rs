@@ -60,7 +60,7 @@ fn cases() -> Vec<Case<'static>> {
             // Gradients in e5m2 are the first operand of the two backward forms.
             let of_e5m2 = form != Form::Nt && i % 3 == 2;
             for codes in kinds.into_iter().filter(|codes| *codes != Codes::E5m2 || of_e5m2) {
-                let accumulate = form == Form::Tn && i % 4 > 1;
+                let accumulate = form != Form::Nt && i % 4 > 1;
                 all.push(Case { form, ends, dims: [m, n, k], codes, out, accumulate });
             }
         }
@@ -168,12 +168,20 @@ impl Case<'_> {
         };
         let scales = if self.codes == Codes::WideRows { None } else { Some(scales) };
         let options = GemmOptions { offs: offs.as_ref(), scales };
+        let ones = || {
+            let ones = vec![1.0; shape.iter().product()];
+            Tensor::from_f32(gpu, "result", shape, self.out, &ones)
+        };
         let out = match self.form {
             Form::Nt => op::nt(gpu, &a, &b, self.out, options)?,
+            Form::Nn if self.accumulate => {
+                let out = ones()?;
+                op::nn_onto(gpu, &a, &b, &out, options)?;
+                out
+            }
             Form::Nn => op::nn(gpu, &a, &b, self.out, options)?,
             Form::Tn => {
-                let ones = vec![1.0; shape.iter().product()];
-                let out = Tensor::from_f32(gpu, "result", shape, self.out, &ones)?;
+                let out = ones()?;
                 op::tn_into(gpu, &a, &b, &out, self.accumulate, options)?;
                 out
             }

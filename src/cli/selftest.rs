@@ -25,11 +25,16 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     let can_run = |k: &GemmKernel| *k != GemmKernel::Coop || gpu.caps().coop.is_some();
     let kernels = GemmKernel::ALL.into_iter().filter(can_run);
     let tables = [SelftestTable::Gemm, SelftestTable::Attention];
+    // `tiled` is a kernel of products alone.
+    let wanted = |kernel: GemmKernel, table: SelftestTable| {
+        args.only.is_none_or(|only| only == table)
+            && !(kernel == GemmKernel::Tiled && table == SelftestTable::Attention)
+    };
     let (mut wrong, mut all) = (0, 0);
     for kernel in kernels.filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
         for safe_shaders in [false, true] {
             let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu.clone() })?;
-            for table in tables.into_iter().filter(|t| args.only.is_none_or(|only| only == *t)) {
+            for table in tables.into_iter().filter(|t| wanted(kernel, *t)) {
                 let outcomes = match table {
                     SelftestTable::Gemm => check::gemm(&gpu)?,
                     SelftestTable::Attention => check::attention(&gpu)?,

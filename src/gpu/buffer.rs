@@ -142,7 +142,8 @@ impl Gpu {
         });
         match pollster::block_on(scope.pop()) {
             None => Ok(Some(raw)),
-            Some(e) => Err(Error::gpu(
+            // Not the adapter's fault, and nothing is wrong with it: no [`Error::Gpu`].
+            Some(e) => Err(Error::user(
                 format!("out of memory for tensor {name} ({size} bytes): {e}"),
                 "lower training.local_batch_size or training.seq_len, or use a device with more memory",
             )),

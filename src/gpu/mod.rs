@@ -44,7 +44,7 @@ pub enum MatrixUnits {
 pub enum GemmKernel {
     /// Register tiles in f32: every adapter, every dtype.
     Scalar,
-    /// Tiles in workgroup memory, in f32: every adapter, every dtype; for GPUs.
+    /// Tiles in workgroup memory, in f32: every adapter, operands of f32, bf16 or fp8; for GPUs.
     Tiled,
     /// Matrix units.
     Coop,

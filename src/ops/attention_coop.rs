@@ -4,7 +4,8 @@
 //! The operands become halves first, each tensor scaled by one power of two: exact within `2^29` of its largest value, off
 //! by at most `2^-40` of that value below. Probabilities are rounded to f16, 2^-11 of them, and so are the gradients of scores,
 //! to 2^-11 or `head_dim 2^-40` of the product of the largest `d_out` and `v`: less than the 2^-9 to which bf16 results are
-//! rounded. So the tolerance is that of the other kernel in bf16. A NaN or an infinity gives NaN wherever it takes part.
+//! rounded. So the tolerance is that of the other kernel in bf16. A NaN or an infinity gives NaN wherever it takes part, and may
+//! in positions of the same tile that do not see it.
 
 use super::attention::Shape;
 use crate::Result;

@@ -198,8 +198,14 @@ pub fn backward_with(
     let d_x = match recipe {
         Recipe::Tensorwise => return tensorwise_backward(gpu, d_out, input, w, d_x),
         Recipe::Rowwise if wanted => {
-            let order = input.order(gpu, Form::Nn, n);
-            let (along_n, along_rows) = quantize::along_both(gpu, d_out, offs, order)?;
+            // One pass writes both where both products read the same order; tuning may choose different kernels.
+            let [order, by_rows] = [Form::Nn, Form::Tn].map(|form| input.order(gpu, form, n));
+            let (along_n, along_rows) = if order == by_rows {
+                quantize::along_both(gpu, d_out, offs, order)?
+            } else {
+                let along_n = quantize::along_rows(gpu, d_out, DType::E4M3, order)?;
+                (along_n, quantize::along_columns(gpu, d_out, offs, DType::E4M3, by_rows)?)
+            };
             let d_x = quantized(&along_n)?;
             drop(along_n);
             return Ok((d_x, d_weight(gpu, &along_rows, input, w)?));

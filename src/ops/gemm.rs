@@ -136,7 +136,7 @@ pub fn nn_into(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: Gemm
     nn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(w.clone()), result, false, options)
 }
 
-/// [`nn`] added to what is in `result` (M, N).
+/// [`nn`] added to what is in `result` (M, N); rows past the last offset stay as they are.
 ///
 /// # Errors
 /// What the device reported.
@@ -343,11 +343,17 @@ fn launch(
     options: GemmOptions<'_>,
     accumulate: bool,
 ) -> Result<()> {
+    // Only a weight has a dimension for groups.
+    let flat = match a {
+        Codes::Rows(t) if t.shape().len() > 2 => Codes::Rows(t.reshape(&[t.rows(), t.cols()])),
+        _ => a.clone(),
+    };
+    let a = &flat;
     let (a_type, b_type) = (a.memory().dtype(), b.memory().dtype());
     let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
     let sizes = [dims.m, dims.n, dims.k];
     let product = Product { form: Form::of(kernel.entry), operands: [a_type, b_type], sizes };
-    // Halves were made for matrix units, and panels too.
+    // Halves were made for matrix units, and panels too, by somebody who asked the same question.
     let made = in_panels || a_type == DType::F16;
     let chosen = if made { GemmKernel::Coop } else { choose(gpu, &product).0 };
     if chosen != GemmKernel::Coop {

@@ -1,5 +1,5 @@
-//! Grouped GEMM through workgroup memory: the candidate of [`super::gemm`] for GPUs without matrix units, in f32 on operands of
-//! any dtype.
+//! Grouped GEMM through workgroup memory: the candidate of [`super::gemm`] for GPUs without matrix units, and for f32 operands on all
+//! GPUs: f32 arithmetic on f32, bf16 or fp8.
 //!
 //! Same definition and tolerance as the register tiles; only the order of the sums differs.
 
