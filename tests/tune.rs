@@ -96,6 +96,14 @@ fn a_mark_left_behind_disables_the_kernel() {
     decisions(dir.path()).begin("gemm nt f32", GemmKernel::Tiled).unwrap();
     let (kernel, why) = chosen(&later(dir.path()));
     assert!(kernel == GemmKernel::Scalar && why.contains("the program ended while it was tried"), "{why}");
+    // Ctrl-C looks the same, so tuning tries it once more.
+    let mut again = decisions(dir.path());
+    assert!(again.may_try("gemm nt f32", GemmKernel::Tiled));
+    again.begin("gemm nt f32", GemmKernel::Tiled).unwrap();
+    assert!(!decisions(dir.path()).may_try("gemm nt f32", GemmKernel::Tiled));
+    let mut survived = again;
+    survived.end(None).unwrap();
+    assert!(decisions(dir.path()).rejected().is_empty(), "it survived its second try");
     std::fs::remove_file(decisions(dir.path()).path()).unwrap();
     assert_eq!(chosen(&later(dir.path())), (GemmKernel::Tiled, "by capability; not coop: --no-coop".into()));
 }

@@ -77,8 +77,8 @@ pub fn case(gpu: &Gpu, [tokens, dim, hidden, experts]: [usize; 4], precision: Pr
         top_k: 1,
         use_shared_expert: false,
         auto_scale_hidden_dim: false,
-        // Just below `hidden`, then rounded up to a multiple of it.
-        ffn_dim_multiplier: Some(0.9 * hidden as f64 / (dim as f64 * 8.0 / 3.0)),
+        // Just below `hidden`, but at least 1 after each rounding down, then rounded up to a multiple of `hidden`.
+        ffn_dim_multiplier: Some((0.9 * hidden as f64).max(1.95) / (dim as f64 * 8.0 / 3.0)),
         multiple_of: hidden,
         ..ModelArgs::default()
     };

@@ -129,7 +129,7 @@ pub fn tune(
     let mut device: Option<(GemmKernel, Gpu)> = None;
     for trial in trials {
         let (kernel, op) = (trial.kernel, trial.op());
-        if decisions.rejection(&op, kernel).is_some() {
+        if !decisions.may_try(&op, kernel) {
             continue;
         }
         let gpu = match device.take() {

@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Why a kernel is rejected whose mark was left behind: once, and after its second try.
+const ENDED: &str = "the program ended while it was tried";
+const ENDED_TWICE: &str = "the program ended twice while it was tried";
+
 /// The fastest kernel of a class of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fastest {
@@ -63,8 +67,10 @@ impl Decisions {
         };
         let mut file = read(&path).filter(|f| f.is_of(&own)).unwrap_or(own);
         if let Some((op, kernel)) = file.trying.take() {
-            let why = "the program ended while it was tried".into();
-            file.rejected.push(Rejected { op, kernel, why });
+            match file.rejected.iter_mut().find(|r| r.op == op && r.kernel == kernel) {
+                Some(again) => again.why = ENDED_TWICE.into(),
+                None => file.rejected.push(Rejected { op, kernel, why: ENDED.into() }),
+            }
         }
         Decisions { file, path }
     }
@@ -90,6 +96,12 @@ impl Decisions {
         all.iter().find(|r| r.op == op && r.kernel == kernel.name()).map(|r| r.why.as_str())
     }
 
+    /// Whether tuning may try a kernel: it is not rejected, or the program ended once while it was tried, which a user
+    /// may have done.
+    pub fn may_try(&self, op: &str, kernel: GemmKernel) -> bool {
+        self.rejection(op, kernel).is_none_or(|why| why == ENDED)
+    }
+
     /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         self.file.fastest.is_empty() && self.file.rejected.is_empty()
@@ -109,8 +121,9 @@ impl Decisions {
     /// # Errors
     /// The file cannot be written.
     pub fn end(&mut self, wrong: Option<String>) -> Result<()> {
-        if let (Some((op, kernel)), Some(why)) = (self.file.trying.take(), wrong) {
-            self.file.rejected.push(Rejected { op, kernel, why });
+        if let Some((op, kernel)) = self.file.trying.take() {
+            self.file.rejected.retain(|r| r.op != op || r.kernel != kernel);
+            self.file.rejected.extend(wrong.map(|why| Rejected { op, kernel, why }));
         }
         self.save()
     }
@@ -135,8 +148,12 @@ impl Decisions {
     pub(super) fn warn(&self) {
         for Rejected { op, kernel, why } in &self.file.rejected {
             let path = self.path.display();
+            let what = match kernel.as_str() {
+                "scalar" => "is the last resort",
+                _ => "is not used, unless --kernel names it,",
+            };
             log::warn!(
-                "{kernel} is not used for {op} here: {why} (delete {path} and run `moe8 tune` to try it again)"
+                "{kernel} {what} for {op} here: {why} (delete {path} and run `moe8 tune` to try again)"
             );
         }
     }
