@@ -36,6 +36,9 @@ fn rows() -> Vec<Vec<String>> {
 fn code(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or(""));
     let text = lines.collect::<Vec<_>>().join("\n");
+    if text.contains("#![cfg(test)]") {
+        return String::new(); // a test module in a file of its own
+    }
     let mut parts = text.split("#[cfg(test)]");
     let mut kept = parts.next().unwrap_or("").to_owned();
     for part in parts {
@@ -203,6 +206,7 @@ fn planted_violations_are_found() {
         ),
         ("src/reference/mod.rs", "use crate::{num, error::Error, Result};", 0),
         ("src/gpu/mod.rs", "#[cfg(test)]\nmod tests;\nuse crate::num::x;", 0),
+        ("src/ops/x/emulated.rs", "//! Why.\n#![cfg(test)]\nuse crate::reference::x;", 0),
     ] {
         let wrong = violations(&order, &rows, path, text);
         assert_eq!(wrong.len(), found, "{path}: {text}\n{wrong:?}");

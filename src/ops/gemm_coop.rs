@@ -120,7 +120,6 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     all
 }
 
-#[cfg(test)]
 mod emulated;
 
 #[cfg(test)]

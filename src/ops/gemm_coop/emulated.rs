@@ -1,5 +1,6 @@
 //! The kernel's text with its matrices emulated, so that any adapter can run everything else in it: tiles, panels, decoding, the
 //! order of slices, the way out. Minutes, so only when asked for: `cargo test --lib emulated -- --ignored`.
+#![cfg(test)]
 
 use super::MAIN;
 use crate::gpu::{DeviceChoice, Gpu, Kernel, Options};
