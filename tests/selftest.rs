@@ -14,16 +14,37 @@ fn heads(seq: usize, head_dim: usize) -> attention::Shape {
     attention::Shape { batch: 1, seq, heads: 1, kv_heads: 1, head_dim, block: None }
 }
 
+/// Runs the table with the kernel that `--kernel` names, and counts on it for `of_kernel` of the products.
+fn agrees_with_the_reference(kernel: GemmKernel, of_kernel: usize) {
+    let gpu = open(Options { kernel: Some(kernel), poison: true, ..Options::default() });
+    let outcomes = check::gemm(&gpu).unwrap();
+    let by_kernel = outcomes.iter().filter(|outcome| outcome.kernel == kernel.name()).count();
+    assert_eq!((outcomes.len(), by_kernel), (92, of_kernel));
+    for outcome in outcomes {
+        assert_eq!(outcome.error, None, "{} {}", outcome.kernel, outcome.case);
+    }
+}
+
 #[test]
-fn every_kernel_agrees_with_the_reference() {
-    let coop = open(Options::default()).caps().coop.map(|_| GemmKernel::Coop);
-    for kernel in [Some(GemmKernel::Scalar), Some(GemmKernel::Tiled), coop].into_iter().flatten() {
-        let outcomes =
-            check::gemm(&open(Options { kernel: Some(kernel), poison: true, ..Options::default() })).unwrap();
-        assert_eq!(outcomes.len(), 80);
-        for outcome in outcomes {
-            assert_eq!((outcome.kernel.as_str(), outcome.error), (kernel.name(), None), "{}", outcome.case);
-        }
+fn register_tiles_agree_with_the_reference() {
+    agrees_with_the_reference(GemmKernel::Scalar, 92);
+}
+
+#[test]
+fn tiles_in_workgroup_memory_agree_with_the_reference() {
+    agrees_with_the_reference(GemmKernel::Tiled, 92);
+}
+
+#[test]
+fn narrow_products_agree_with_the_reference() {
+    // Where nothing is narrow, the register tiles stand in.
+    agrees_with_the_reference(GemmKernel::Narrow, 38);
+}
+
+#[test]
+fn products_on_matrix_units_agree_with_the_reference() {
+    if open(Options::default()).caps().coop.is_some() {
+        agrees_with_the_reference(GemmKernel::Coop, 92);
     }
 }
 
@@ -61,8 +82,9 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     ] {
         assert_eq!([choice(gpu, DType::E4M3, large), choice(gpu, DType::F32, large)], [fp8, f32]);
     }
-    for gpu in [&plain, &no_coop, &scalar, &hardware] {
-        assert_eq!(choice(gpu, DType::E4M3, [4096, 8, 4096]), GemmKernel::Scalar);
+    let narrow = if software { GemmKernel::Scalar } else { GemmKernel::Narrow };
+    for (gpu, kernel) in [(&plain, narrow), (&scalar, GemmKernel::Scalar), (&hardware, GemmKernel::Narrow)] {
+        assert_eq!(choice(gpu, DType::E4M3, [4096, 8, 4096]), kernel);
     }
     for gpu in [&no_coop, &scalar, &tiled] {
         assert_eq!(attention::choice(gpu, DType::BF16, heads(64, 64)).0, GemmKernel::Scalar);
@@ -75,7 +97,7 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     }
     assert_eq!(attention::explain(&plain).len(), 3);
     let told = gemm_choice::explain(&plain);
-    assert_eq!(told.len(), 9, "three operands, three sizes, no form of its own: {told:?}");
+    assert_eq!(told.len(), 12, "three operands, four sizes, no form of its own: {told:?}");
 }
 
 #[test]
@@ -87,5 +109,5 @@ fn matrix_units_that_are_not_there_cannot_be_demanded() {
     let error = Gpu::open_with(&DeviceChoice::from_env(), wish).expect_err("no matrix units").to_string();
     assert!(error.contains("no matrix units") && error.contains("--kernel"), "{error}");
     let error = GemmKernel::parse("fast").expect_err("no such kernel").to_string();
-    assert!(error.contains("fast") && error.contains("scalar, tiled or coop"), "{error}");
+    assert!(error.contains("fast") && error.contains("scalar, tiled, narrow or coop"), "{error}");
 }

@@ -23,7 +23,7 @@ pub struct Outcome {
 
 /// Group ends (`None`: one group of all rows), M, N, K: 1, primes, one past a tile and a slice, whole tiles, an empty
 /// group first, between and last, none but empty ones, rows past the last end, all rows in one group.
-const TABLE: [(Option<&[u32]>, usize, usize, usize); 12] = [
+const TABLE: [(Option<&[u32]>, usize, usize, usize); 14] = [
     (None, 1, 1, 1),
     (None, 33, 45, 131),
     (None, 129, 130, 65),
@@ -36,6 +36,8 @@ const TABLE: [(Option<&[u32]>, usize, usize, usize); 12] = [
     (Some(&[300, 300, 300]), 300, 144, 80),
     (Some(&[64, 128, 192, 256]), 256, 128, 128),
     (Some(&[1, 66, 70]), 200, 272, 64),
+    (None, 301, 8, 261),
+    (Some(&[130, 130, 131, 300]), 310, 16, 96),
 ];
 
 /// Runs the table with the kernels that `gpu` chooses, every case in all three forms.

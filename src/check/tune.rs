@@ -60,9 +60,11 @@ impl Trial {
     /// M, K, N of a layer whose three products are all of the trial's size.
     fn shape(&self, software: bool) -> [usize; 3] {
         match (self.size, software) {
+            (Size::Narrow, false) => [4096, 4096, 8],
             (Size::Thin, false) => [4096, 1024, 32],
             (Size::Small, false) => [2048, 512, 512],
             (Size::Large, false) => [4096, 4096, 4096],
+            (Size::Narrow, true) => [256, 128, 8],
             (Size::Thin, true) => [256, 128, 32],
             (Size::Small, true) => [128, 64, 96],
             // Smaller than the class: what counts there is seconds.
@@ -77,14 +79,21 @@ impl Trial {
             Precision::Bf16 => DType::BF16,
             Precision::Fp8 => DType::E4M3,
         };
-        let product = Product { form: self.form(), operands: [operand; 2], sizes: [4096; 3] };
+        let [m, k, n] = self.shape(gpu.caps().software);
+        let sizes = match self.pass {
+            Pass::Forward => [m, n, k],
+            Pass::Input => [m, k, n],
+            Pass::Weight => [n, k, m],
+        };
+        let product = Product { form: self.form(), operands: [operand; 2], sizes };
         candidates(gpu, &product).contains(&self.kernel)
     }
 
     /// A small case of ragged groups, and the one to be timed.
     fn cases(&self, gpu: &Gpu) -> Result<[Case; 2]> {
         let ragged = Split { name: "ragged".into(), sizes: vec![130, 0, 1, 66] };
-        let small = Linear::new(gpu, [197, 100, 68], Some(&ragged), self.precision)?;
+        let width = if self.size == Size::Narrow { 9 } else { 68 };
+        let small = Linear::new(gpu, [197, 100, width], Some(&ragged), self.precision)?;
         let timed = Linear::new(gpu, self.shape(gpu.caps().software), None, self.precision)?;
         Ok([small.product(gpu, self.pass)?, timed.product(gpu, self.pass)?])
     }

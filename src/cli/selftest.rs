@@ -25,10 +25,11 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     let can_run = |k: &GemmKernel| *k != GemmKernel::Coop || gpu.caps().coop.is_some();
     let kernels = GemmKernel::ALL.into_iter().filter(can_run);
     let tables = [SelftestTable::Gemm, SelftestTable::Attention];
-    // `tiled` is a kernel of products alone.
+    // These are kernels of products alone.
+    let products_only = |kernel| matches!(kernel, GemmKernel::Tiled | GemmKernel::Narrow);
     let wanted = |kernel: GemmKernel, table: SelftestTable| {
         args.only.is_none_or(|only| only == table)
-            && !(kernel == GemmKernel::Tiled && table == SelftestTable::Attention)
+            && !(products_only(kernel) && table == SelftestTable::Attention)
     };
     let (mut wrong, mut all) = (0, 0);
     for kernel in kernels.filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {

@@ -46,19 +46,23 @@ pub enum GemmKernel {
     Scalar,
     /// Tiles in workgroup memory, in f32: every adapter, operands of f32, bf16 or fp8; for GPUs.
     Tiled,
+    /// In f32, where one size is at most 16: every adapter; for GPUs.
+    Narrow,
     /// Matrix units.
     Coop,
 }
 
 impl GemmKernel {
     /// All of them.
-    pub const ALL: [GemmKernel; 3] = [GemmKernel::Scalar, GemmKernel::Tiled, GemmKernel::Coop];
+    pub const ALL: [GemmKernel; 4] =
+        [GemmKernel::Scalar, GemmKernel::Tiled, GemmKernel::Narrow, GemmKernel::Coop];
 
     /// The name that `--kernel` takes.
     pub fn name(self) -> &'static str {
         match self {
             GemmKernel::Scalar => "scalar",
             GemmKernel::Tiled => "tiled",
+            GemmKernel::Narrow => "narrow",
             GemmKernel::Coop => "coop",
         }
     }
@@ -71,7 +75,7 @@ impl GemmKernel {
         GemmKernel::ALL.into_iter().find(|kernel| kernel.name() == name).ok_or_else(|| {
             Error::user(
                 format!("no matrix kernel is named {name:?}"),
-                "--kernel takes scalar, tiled or coop; without it the best one for the adapter is used",
+                "--kernel takes scalar, tiled, narrow or coop; without it the best one for the adapter is used",
             )
         })
     }

@@ -117,7 +117,9 @@ pub fn choice(gpu: &Gpu, dtype: DType, shape: Shape) -> (GemmKernel, &'static st
     let (options, caps) = (gpu.options(), gpu.caps());
     match options.kernel {
         Some(GemmKernel::Scalar) => (GemmKernel::Scalar, "--kernel scalar"),
-        Some(GemmKernel::Tiled) => (GemmKernel::Scalar, "--kernel tiled, which attention has not"),
+        Some(GemmKernel::Tiled | GemmKernel::Narrow) => {
+            (GemmKernel::Scalar, "--kernel names one that attention has not")
+        }
         _ if options.no_coop => (GemmKernel::Scalar, "--no-coop"),
         _ if caps.coop.is_none() => (GemmKernel::Scalar, "the adapter has no matrix units that moe8 can use"),
         _ if !attention_coop::can_run(&caps, dtype, shape.head_dim) => {

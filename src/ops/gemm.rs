@@ -7,7 +7,7 @@
 
 use super::gemm_choice::{Form, Product, choose};
 use super::panels::{Codes, Order};
-use super::{gemm_coop, gemm_tiled};
+use super::{gemm_coop, gemm_narrow, gemm_tiled};
 use crate::Result;
 use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -229,6 +229,13 @@ pub(super) struct Dims {
     pub groups: usize,
 }
 
+impl Dims {
+    /// As in [`Product::sizes`].
+    fn sizes(self) -> [usize; 3] {
+        [self.m, self.n, self.k]
+    }
+}
+
 /// Number of groups: the offsets' and the weight's must agree.
 #[track_caller]
 fn groups(w: &Codes, rows: usize, options: GemmOptions<'_>) -> usize {
@@ -297,21 +304,22 @@ fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
 }
 
 /// Workgroups of a product's one run, and how many fill a large adapter.
-fn grid(is_tn: bool, grouped: bool, dims: Dims, chosen: GemmKernel, software: bool) -> (usize, usize) {
-    let (wx, wy) = if chosen == GemmKernel::Scalar { workgroup(software) } else { (1, 1) };
-    let (tile, full) = match chosen {
-        GemmKernel::Scalar => (TILE, FULL_GPU),
-        GemmKernel::Tiled => (gemm_tiled::TILE, FULL_GPU / 2),
-        GemmKernel::Coop => (gemm_coop::TILE, FULL_GPU / 2),
+fn grid(form: Form, grouped: bool, dims: Dims, chosen: GemmKernel, software: bool) -> (usize, usize) {
+    let (wx, wy) = workgroup(software);
+    let ([height, width], full) = match chosen {
+        GemmKernel::Scalar => ([TILE * wy, TILE * wx], FULL_GPU),
+        GemmKernel::Tiled => ([gemm_tiled::TILE; 2], FULL_GPU / 2),
+        GemmKernel::Narrow => (gemm_narrow::tile(form, dims.sizes()), 4 * FULL_GPU),
+        GemmKernel::Coop => ([gemm_coop::TILE; 2], FULL_GPU / 2),
     };
-    let heights = dims.m.div_ceil(tile * wy);
+    let heights = dims.m.div_ceil(height);
     let heights = match grouped {
-        _ if is_tn => dims.groups * heights,
+        _ if form == Form::Tn => dims.groups * heights,
         // Every group and the tail may end in one tile that is not full.
         true => heights + dims.groups,
         false => heights,
     };
-    (heights * dims.n.div_ceil(tile * wx), full)
+    (heights * dims.n.div_ceil(width), full)
 }
 
 /// [`launch`] of bf16 operands on matrix units: both become halves, scaled along the contraction.
@@ -351,8 +359,7 @@ fn launch(
     let a = &flat;
     let (a_type, b_type) = (a.memory().dtype(), b.memory().dtype());
     let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
-    let sizes = [dims.m, dims.n, dims.k];
-    let product = Product { form: Form::of(kernel.entry), operands: [a_type, b_type], sizes };
+    let product = Product { form: Form::of(kernel.entry), operands: [a_type, b_type], sizes: dims.sizes() };
     // Halves were made for matrix units, and panels too, by somebody who asked the same question.
     let made = in_panels || a_type == DType::F16;
     let chosen = if made { GemmKernel::Coop } else { choose(gpu, &product).0 };
@@ -378,12 +385,16 @@ fn multiply(
     accumulate: bool,
     chosen: GemmKernel,
 ) -> Result<()> {
-    let (grouped, is_tn) = (options.offs.is_some(), kernel.entry == "tn");
+    let grouped = options.offs.is_some();
     let software = gpu.caps().software;
-    let (tiles, full) = grid(is_tn, grouped, dims, chosen, software);
+    let form = Form::of(kernel.entry);
+    let (tiles, full) = grid(form, grouped, dims, chosen, software);
     // On a software adapter there is nothing to fill; the tiles in workgroup memory are there for tests only.
-    let splits =
-        if is_tn && !(software && chosen == GemmKernel::Scalar) { splits(dims, tiles, full) } else { 1 };
+    let splits = if form == Form::Tn && !(software && chosen == GemmKernel::Scalar) {
+        splits(dims, tiles, full)
+    } else {
+        1
+    };
     let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
     let unused = a.read();
     let (row, col) = match options.scales {
@@ -398,7 +409,8 @@ fn multiply(
         let kinds = [a.dtype(), b.dtype(), out.dtype()];
         let (kernel, variant) = match chosen {
             GemmKernel::Scalar => (*kernel, variant(kinds, flags, software)),
-            GemmKernel::Tiled => gemm_tiled::kernel(Form::of(kernel.entry), kinds, flags, software),
+            GemmKernel::Tiled => gemm_tiled::kernel(form, kinds, flags, software),
+            GemmKernel::Narrow => gemm_narrow::kernel(form, kinds, dims.sizes(), flags),
             GemmKernel::Coop => {
                 gemm_coop::kernel(kernel.entry, [kinds[0], kinds[2]], flags, gpu.caps().subgroup_max)
             }

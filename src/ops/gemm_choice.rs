@@ -1,7 +1,7 @@
 //! Which kernel computes a product: the table of candidates, and the rules of choice by adapter, operands and shape.
 
 use super::panels::Order;
-use super::{gemm_coop, gemm_tiled};
+use super::{gemm_coop, gemm_narrow, gemm_tiled};
 use crate::gpu::{Caps, GemmKernel, Gpu};
 use crate::num::DType;
 
@@ -64,11 +64,21 @@ struct Candidate {
 }
 
 /// All candidates, by preference: the first that can run and pays is taken.
-const CANDIDATES: [Candidate; 3] = [
+const CANDIDATES: [Candidate; 4] = [
+    Candidate { kernel: GemmKernel::Narrow, can_run: narrow_can_run, pays: narrow_pays },
     Candidate { kernel: GemmKernel::Coop, can_run: coop_can_run, pays: coop_pays },
     Candidate { kernel: GemmKernel::Tiled, can_run: tiled_can_run, pays: tiled_pays },
     Candidate { kernel: GemmKernel::Scalar, can_run: |_, _| Ok(()), pays: |_, _| Ok(()) },
 ];
+
+fn narrow_can_run(_: &Caps, product: &Product) -> Result<(), &'static str> {
+    if gemm_narrow::can_run(product) { Ok(()) } else { Err("no size that is narrow") }
+}
+
+/// One group's rows of matrix units would be mostly empty; a software adapter has no use for teams of threads.
+fn narrow_pays(caps: &Caps, _: &Product) -> Result<(), &'static str> {
+    if caps.software { Err("a software adapter") } else { Ok(()) }
+}
 
 fn coop_can_run(caps: &Caps, product: &Product) -> Result<(), &'static str> {
     let [a, b] = product.operands;
@@ -108,6 +118,8 @@ pub const OPERANDS: [&str; 3] = ["f32", "bf16", "fp8"];
 /// Sizes that are tuned apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
+    /// The size that the narrow kernel wants narrow is.
+    Narrow,
     /// Some size is below 64.
     Thin,
     /// Fewer than 2^31 multiply-adds.
@@ -117,11 +129,15 @@ pub enum Size {
 }
 
 impl Size {
-    /// All three.
-    pub const ALL: [Size; 3] = [Size::Thin, Size::Small, Size::Large];
+    /// All four.
+    pub const ALL: [Size; 4] = [Size::Narrow, Size::Thin, Size::Small, Size::Large];
 
     /// Of a product.
-    pub fn of(sizes: [usize; 3]) -> Size {
+    pub fn of(product: &Product) -> Size {
+        let sizes = product.sizes;
+        if gemm_narrow::is_narrow(product.form, sizes) {
+            return Size::Narrow;
+        }
         let work = sizes.iter().fold(1usize, |work, size| work.saturating_mul(*size));
         match sizes.iter().any(|&size| size < 64) {
             true => Size::Thin,
@@ -130,9 +146,22 @@ impl Size {
         }
     }
 
+    /// M, N, K of a product of this size.
+    fn example(self, form: Form) -> [usize; 3] {
+        match (self, form) {
+            (Size::Narrow, Form::Nt) => [4096, 8, 4096],
+            (Size::Narrow, Form::Nn) => [4096, 4096, 8],
+            (Size::Narrow, Form::Tn) => [8, 4096, 4096],
+            (Size::Thin, _) => [32; 3],
+            (Size::Small, _) => [256; 3],
+            (Size::Large, _) => [4096; 3],
+        }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
+            Size::Narrow => "narrow",
             Size::Thin => "thin",
             Size::Small => "small",
             Size::Large => "large",
@@ -212,7 +241,7 @@ fn tuned(gpu: &Gpu, product: &Product) -> Option<GemmKernel> {
     if decisions.is_empty() {
         return None;
     }
-    let fastest = decisions.fastest(&class_name(product.form, operands, Size::of(product.sizes)))?;
+    let fastest = decisions.fastest(&class_name(product.form, operands, Size::of(product)))?;
     let candidate = CANDIDATES.iter().find(|c| c.kernel.name() == fastest.kernel)?;
     let fits = (candidate.can_run)(&gpu.caps(), product).is_ok();
     let kernel = Some(candidate.kernel).filter(|_| fits)?;
@@ -240,7 +269,7 @@ pub fn choice(gpu: &Gpu, product: &Product) -> (GemmKernel, String) {
     let mut passed = Vec::new();
     let (kernel, why) = decide(gpu, product, |kernel, why| passed.push(format!("{}: {why}", kernel.name())));
     let fastest = || {
-        let class = class_name(product.form, product.operands()?, Size::of(product.sizes));
+        let class = class_name(product.form, product.operands()?, Size::of(product));
         let fastest = gpu.decisions().fastest(&class)?;
         Some(format!("tuned: {:.1}x faster than {}", fastest.times, fastest.than.as_ref()?))
     };
@@ -264,8 +293,8 @@ pub fn explain(gpu: &Gpu) -> Vec<String> {
     use DType::{BF16, E4M3, F32};
     let mut lines = Vec::new();
     for (operand, name) in [F32, BF16, E4M3].into_iter().zip(OPERANDS) {
-        for (size, edge) in Size::ALL.into_iter().zip([32, 256, 4096]) {
-            let of = |form| choice(gpu, &Product { form, operands: [operand; 2], sizes: [edge; 3] });
+        for size in Size::ALL {
+            let of = |form| choice(gpu, &Product { form, operands: [operand; 2], sizes: size.example(form) });
             let all: Vec<_> = Form::ALL.into_iter().map(|form| (form, of(form))).collect();
             let mut told = Vec::new();
             for (_, choice) in &all {
@@ -285,19 +314,32 @@ pub fn explain(gpu: &Gpu) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Size;
+    use super::{Form, Product, Size};
+    use crate::num::DType;
 
     #[test]
     fn sizes_fall_into_classes() {
-        for (sizes, class) in [
-            ([4096, 63, 4096], Size::Thin),
-            ([0, 64, 64], Size::Thin),
-            ([64; 3], Size::Small),
-            ([2048, 1024, 1023], Size::Small),
-            ([2048, 1024, 1024], Size::Large),
-            ([usize::MAX; 3], Size::Large),
+        for (form, sizes, class) in [
+            (Form::Nt, [4096, 16, 4096], Size::Narrow),
+            (Form::Nt, [16, 4096, 4096], Size::Thin),
+            (Form::Nn, [4096, 4096, 1], Size::Narrow),
+            (Form::Tn, [16, 1, 4096], Size::Narrow),
+            (Form::Tn, [17, 4096, 4096], Size::Thin),
+            (Form::Nt, [4096, 0, 4096], Size::Thin),
+            (Form::Nt, [4096, 63, 4096], Size::Thin),
+            (Form::Nt, [64; 3], Size::Small),
+            (Form::Nt, [2048, 1024, 1023], Size::Small),
+            (Form::Nt, [2048, 1024, 1024], Size::Large),
+            (Form::Nt, [usize::MAX; 3], Size::Large),
         ] {
-            assert_eq!(Size::of(sizes), class, "{sizes:?}");
+            let product = Product { form, operands: [DType::F32; 2], sizes };
+            assert_eq!(Size::of(&product), class, "{product:?}");
+        }
+        for form in Form::ALL {
+            for size in Size::ALL {
+                let product = Product { form, operands: [DType::F32; 2], sizes: size.example(form) };
+                assert_eq!(Size::of(&product), size, "{product:?}");
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod fp8_linear;
 pub mod gemm;
 pub mod gemm_choice;
 mod gemm_coop;
+mod gemm_narrow;
 mod gemm_tiled;
 pub(crate) mod panels;
 pub mod quantize;
@@ -81,6 +82,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         expert_bias::kernels(),
         gemm::kernels(),
         gemm_coop::kernels(),
+        gemm_narrow::kernels(),
         panels::kernels(),
         gemm_tiled::kernels(),
         quantize::kernels(),
