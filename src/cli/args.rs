@@ -62,8 +62,8 @@ pub struct RunArgs {
     /// Do without the adapter's matrix units.
     #[arg(long)]
     pub no_coop: bool,
-    /// Matrix product to use wherever it can run: scalar (registers), tiled (workgroup memory) or coop (matrix units); else chosen by
-    /// adapter and shape.
+    /// Matrix product to use wherever it can run: scalar (registers), tiled (workgroup memory), narrow (one size of at most 16) or
+    /// coop (matrix units); else chosen by adapter and shape.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Say which kernels were chosen, and why.
