@@ -8,11 +8,12 @@
 // 1. e4m3 becomes f16 / 256 by moving bits, exactly; the scale at the end carries the factor. e5m2 becomes f16 as it is.
 // 2. At most 24 KiB of workgroup memory, so that two workgroups share a core and one multiplies while the other waits.
 // 3. Fragments are loaded one slice (16 steps) ahead of their products, stores hide behind the last products of a slice,
-//    and global loads run two panels ahead in two sets of registers.
+//    and global loads of codes run two slices ahead of their stores, those of halves two panels.
 // 4. A thread loads 16 bytes: codes for two slices (8 of them each; both operands take the same ones), halves for one.
 // 5. Rows of workgroup memory are padded by 8 halves, and threads take rows in an order without bank conflicts.
 // 6. 16 tiles of rows share their columns before the next columns begin, for the cache.
-// 7. Few operations on the way out, which is not hidden by anything: factors are read once, a quad is tested for NaN at once.
+// 7. Few operations on the way out, which the other workgroup hides in part only: factors are read once, four fragments side
+//    by side are scaled, tested for NaN and rounded together, and only the stores themselves are under a condition.
 // The decode gives four values in the order 0 2 1 3 in both operands. Rows and columns past the end read the last one and
 // are not stored; the contraction is padded by zeros in memory.
 // Variants: F8 / F16: codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;
@@ -94,8 +95,6 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     tb[to$r] = b_eight(bv0_$r, 1u);
     av0_$r = av1_$r;
     bv0_$r = bv1_$r;
-    av1_$r = a[ai$r + min(2u, last) * a_step];
-    bv1_$r = b[bi$r + min(2u, last) * b_step];
 //!end
 //!repeat y F16
     ta[to$r] = a_eight(av1_$r, 0u);
@@ -114,6 +113,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     {
       // Fragments hold slice 2 * $h + $e of the block, workgroup memory the next one, registers what comes after it.
       workgroupBarrier();
+//!repeat y F8
+      if $eu == 0u {
+        let next = min(w * 2u + $hu + 2u, last);
+//!repeat r LOADS
+        av1_$r = a[ai$r + next * a_step];
+        bv1_$r = b[bi$r + next * b_step];
+//!end
+      }
+//!end
 //!repeat i 4
       let na$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
       let nb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
@@ -125,13 +133,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
       workgroupBarrier();
 //!repeat y F8
-      let next = min(w * 2u + $hu + 3u, last);
 //!repeat r LOADS
-      ta[to$r] = a_eight(av$h_$r, $eu);
-      tb[to$r] = b_eight(bv$h_$r, $eu);
+      ta[to$r] = a_eight(av0_$r, $eu);
+      tb[to$r] = b_eight(bv0_$r, $eu);
       if $eu == 1u {
-        av$h_$r = a[ai$r + next * a_step];
-        bv$h_$r = b[bi$r + next * b_step];
+        av0_$r = av1_$r;
+        bv0_$r = bv1_$r;
       }
 //!end
 //!end
@@ -171,14 +178,60 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!repeat j 4
   let by_col$j = col_factor(tile, col + $ju * 16u);
 //!end
+  let quads = div_up(p.n, 4u);
 //!repeat i 4
+  {
+    // Four fragments side by side: a lane's quads of all of them are under way at once.
 //!repeat j 4
-  coopStoreT(c$i_$j, &te[te0], stride);
-  subgroupBarrier();
+    coopStoreT(c$i_$j, &te[te0], stride);
+    subgroupBarrier();
 //!repeat s STORE_STEPS
-  emit(tile, te[te0 + (at_row + $su * (LANES / 4u)) * 6u + quad], row + $iu * 16u + $su * (LANES / 4u), col + $ju * 16u, by_row$i_$s, by_col$j);
+    var v$s_$j = (te[te0 + (at_row + $su * (LANES / 4u)) * 6u + quad] * by_row$i_$s) * by_col$j;
 //!end
-  subgroupBarrier();
+    subgroupBarrier();
 //!end
+    if p.n % 4u != 0u {
+//!repeat s STORE_STEPS
+//!repeat j 4
+      v$s_$j = select(vec4<f32>(0.0), v$s_$j, inside(col + $ju * 16u));
+//!end
+//!end
+    }
+    var sum = vec4<f32>();
+//!repeat s STORE_STEPS
+    let i$s = row + $iu * 16u + $su * (LANES / 4u);
+    let at$s = (tile.base + i$s) * quads + col / 4u;
+//!repeat j 4
+    let mine$s_$j = i$s < tile.end && col + $ju * 16u < p.n;
+//!repeat w ACCUMULATE
+    if mine$s_$j {
+      v$s_$j += out_get(out[at$s + $ju * 4u]);
+    }
+//!end
+    sum += v$s_$j;
+    var r$s_$j: OUT;
+//!end
+//!end
+    if is_nan((sum.x + sum.y) + (sum.z + sum.w)) {
+//!repeat s STORE_STEPS
+//!repeat j 4
+      r$s_$j = out_put(v$s_$j);
+//!end
+//!end
+    } else {
+//!repeat s STORE_STEPS
+//!repeat j 4
+      r$s_$j = rounded(v$s_$j);
+//!end
+//!end
+    }
+//!repeat s STORE_STEPS
+//!repeat j 4
+    if mine$s_$j {
+      out[at$s + $ju * 4u] = r$s_$j;
+    }
+//!end
+//!end
+  }
 //!end
 }

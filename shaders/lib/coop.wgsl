@@ -84,33 +84,25 @@ fn col_factor(tile: Tile, j: u32) -> vec4<f32> {
   return select(vec4<f32>(0.0), scale, tile.blocks > 0u);
 }
 
-// A quad of results in their dtype. To bf16 the NaN test comes once for all four.
-fn rounded(v: vec4<f32>) -> OUT {
-//!repeat w BF16_OUT
-  let sum = (v.x + v.y) + (v.z + v.w);
-  if (bitcast<u32>(sum) & 0x7fffffffu) <= 0x7f800000u {
-    let u = bitcast<vec4<u32>>(v);
-    let r = u + vec4<u32>(0x7fffu) + ((u >> vec4<u32>(16u)) & vec4<u32>(1u));
-    return vec2<u32>((r.x >> 16u) | (r.y & 0xffff0000u), (r.z >> 16u) | (r.w & 0xffff0000u));
-  }
-//!end
-  return out_put(v);
+// Which of the columns j to j + 3 there are.
+fn inside(j: u32) -> vec4<bool> {
+  return vec4<u32>(j, j + 1u, j + 2u, j + 3u) < vec4<u32>(p.n);
 }
 
-// Scales and stores the sums `sums` of columns j to j + 3 of row i.
-fn emit(tile: Tile, sums: vec4<f32>, i: u32, j: u32, by_row: f32, by_col: vec4<f32>) {
-  if i >= tile.end || j >= p.n {
-    return;
-  }
-  var v = (sums * by_row) * by_col;
-  if j + 4u > p.n {
-    v = select(vec4<f32>(0.0), v, vec4<u32>(j, j + 1u, j + 2u, j + 3u) < vec4<u32>(p.n));
-  }
-  let at = (tile.base + i) * div_up(p.n, 4u) + j / 4u;
-  if ACCUMULATE == 1u {
-    v += out_get(out[at]);
-  }
-  out[at] = rounded(v);
+// Whether a sum of results is NaN: none of them is where it is not.
+fn is_nan(sum: f32) -> bool {
+  return (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
+}
+
+// A quad of results in their dtype, none of them NaN.
+fn rounded(v: vec4<f32>) -> OUT {
+  var quad = out_put(v);
+//!repeat w BF16_OUT
+  let u = bitcast<vec4<u32>>(v);
+  let r = u + vec4<u32>(0x7fffu) + ((u >> vec4<u32>(16u)) & vec4<u32>(1u));
+  quad = vec2<u32>((r.x >> 16u) | (r.y & 0xffff0000u), (r.z >> 16u) | (r.w & 0xffff0000u));
+//!end
+  return quad;
 }
 
 // Tile number `x` of the grid: 16 tiles of rows, then the next columns. Past the last one nothing is computed or stored
