@@ -4,14 +4,19 @@ use moe8::check;
 use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options};
 use moe8::num::DType;
 use moe8::ops::attention;
-use moe8::ops::gemm_choice::{self, Form, Product};
+use moe8::ops::attention_choice::{Attention, Pass};
+use moe8::ops::choice::choose;
+use moe8::ops::gemm_choice::{Form, Product};
 
 fn open(options: Options) -> Gpu {
     Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
 }
 
-fn heads(seq: usize, head_dim: usize) -> attention::Shape {
-    attention::Shape { batch: 1, seq, heads: 1, kv_heads: 1, head_dim, block: None }
+fn attend(gpu: &Gpu, dtype: DType, seq: usize, head_dim: usize) -> GemmKernel {
+    let shape = attention::Shape { batch: 1, seq, heads: 1, kv_heads: 1, head_dim, block: None };
+    let [forward, backward] = Pass::ALL.map(|pass| choose(gpu, &Attention { pass, dtype, shape }));
+    assert_eq!(forward, backward, "the rules are the same");
+    forward
 }
 
 /// Runs the table with the kernel that `--kernel` names, and counts on it for `of_kernel` of the products.
@@ -20,6 +25,11 @@ fn agrees_with_the_reference(kernel: GemmKernel, of_kernel: usize) {
     let outcomes = check::gemm(&gpu).unwrap();
     let by_kernel = outcomes.iter().filter(|outcome| outcome.kernel == kernel.name()).count();
     assert_eq!((outcomes.len(), by_kernel), (92, of_kernel));
+    assert_eq!(
+        gpu.launches().values().sum::<u64>(),
+        gpu.counters().dispatches,
+        "the word is that of the launches"
+    );
     for outcome in outcomes {
         assert_eq!(outcome.error, None, "{} {}", outcome.kernel, outcome.case);
     }
@@ -67,7 +77,7 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     let (scalar, tiled) = (named(GemmKernel::Scalar), named(GemmKernel::Tiled));
     let large = [4096; 3];
     let choice = |gpu: &Gpu, operand: DType, sizes| {
-        gemm_choice::choice(gpu, &Product { form: Form::Nt, operands: [operand; 2], sizes }).0
+        choose(gpu, &Product { form: Form::Nt, operands: [operand; 2], sizes, groups: None })
     };
     let software = plain.caps().software;
     let without = if software { GemmKernel::Scalar } else { GemmKernel::Tiled };
@@ -87,17 +97,13 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
         assert_eq!(choice(gpu, DType::E4M3, [4096, 8, 4096]), kernel);
     }
     for gpu in [&no_coop, &scalar, &tiled] {
-        assert_eq!(attention::choice(gpu, DType::BF16, heads(64, 64)).0, GemmKernel::Scalar);
+        assert_eq!(attend(gpu, DType::BF16, 64, 64), GemmKernel::Scalar);
     }
     let want = if with == GemmKernel::Coop { with } else { GemmKernel::Scalar };
-    assert_eq!(attention::choice(&plain, DType::BF16, heads(64, 64)).0, want);
+    assert_eq!(attend(&plain, DType::BF16, 64, 64), want);
     for (dtype, seq, head_dim) in [(DType::F32, 64, 64), (DType::BF16, 15, 64), (DType::BF16, 64, 20)] {
-        let choice = attention::choice(&plain, dtype, heads(seq, head_dim)).0;
-        assert_eq!(choice, GemmKernel::Scalar, "{dtype} {seq} {head_dim}");
+        assert_eq!(attend(&plain, dtype, seq, head_dim), GemmKernel::Scalar, "{dtype} {seq} {head_dim}");
     }
-    assert_eq!(attention::explain(&plain).len(), 3);
-    let told = gemm_choice::explain(&plain);
-    assert_eq!(told.len(), 12, "three operands, four sizes, no form of its own: {told:?}");
 }
 
 #[test]

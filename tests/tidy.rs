@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const HOMES: [(&str, &str); 3] = [("shaders/", ".wgsl"), ("src/reference/", ".rs"), ("src/ops/", ".rs")];
 
 /// Stems that are not in all three places: (stem, where they are, why).
-const EXCEPTIONS: [(&str, &[&str], &str); 12] = [
+const EXCEPTIONS: [(&str, &[&str], &str); 15] = [
     (
         "attention_coop",
         &["shaders/", "src/ops/"],
@@ -18,7 +18,10 @@ const EXCEPTIONS: [(&str, &[&str], &str); 12] = [
     ("attention_coop_backward", &["shaders/"], "the gradients of attention_coop"),
     ("attention_halves", &["shaders/"], "the operands of attention_coop"),
     ("panels", &["shaders/", "src/ops/"], "moves bytes; the products of what it moved have gemm's oracle"),
+    ("choice", &["src/ops/"], "chooses between kernels, has none of its own"),
     ("gemm_choice", &["src/ops/"], "chooses between the gemm kernels, has none of its own"),
+    ("attention_choice", &["src/ops/"], "chooses between the attention kernels, has none of its own"),
+    ("quantize_choice", &["src/ops/"], "chooses between the quantizers, has none of its own"),
     ("gemm_tiled", &["shaders/", "src/ops/"], "computes what gemm computes; its oracle is gemm's"),
     ("gemm_narrow", &["shaders/", "src/ops/"], "computes what gemm computes; its oracle is gemm's"),
     ("gemm_coop", &["shaders/", "src/ops/"], "computes what gemm computes; its oracle is gemm's"),
@@ -195,9 +198,12 @@ fn planted_stems_are_found() {
         "shaders/attention_coop.wgsl",
         "shaders/attention_coop_backward.wgsl",
         "shaders/attention_halves.wgsl",
+        "src/ops/choice.rs",
         "src/ops/gemm_choice.rs",
         "src/ops/gemm_narrow.rs",
         "shaders/gemm_narrow.wgsl",
+        "src/ops/attention_choice.rs",
+        "src/ops/quantize_choice.rs",
         "src/ops/gemm_tiled.rs",
         "shaders/gemm_tiled.wgsl",
         "src/ops/quantize_wide.rs",

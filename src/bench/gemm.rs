@@ -7,9 +7,10 @@ use super::step::Precision;
 use crate::Result;
 use crate::gpu::{GemmKernel, Gpu};
 use crate::num::{DType, Fp8};
+use crate::ops::choice::choose;
 use crate::ops::fp8_linear::{self, Recipe};
 use crate::ops::gemm::{self, GemmOptions, Scale};
-use crate::ops::gemm_choice::{Form, Product, choice};
+use crate::ops::gemm_choice::{Form, Product};
 use crate::ops::panels::Order;
 use crate::ops::quantize;
 use crate::reference;
@@ -200,7 +201,8 @@ impl Linear {
             Pass::Input => (Form::Nn, [m, k, n]),
             Pass::Weight => (Form::Tn, [n, k, m]),
         };
-        choice(gpu, &Product { form, operands: [dtype; 2], sizes }).0
+        let groups = (!self.dense).then_some(self.split.sizes.len());
+        choose(gpu, &Product { form, operands: [dtype; 2], sizes, groups })
     }
 
     /// One product of bf16 operands that are halves for the matrix units already, where those compute it.

@@ -2,13 +2,17 @@
 
 use super::gemm::Outcome;
 use crate::Result;
+use crate::bench::check::Check;
+use crate::bench::runner::{self as bench, Work};
 use crate::gpu::Gpu;
 use crate::num::rng::Stream;
 use crate::num::{DType, bf16};
 use crate::ops::attention::{self as op, Shape};
+use crate::ops::attention_choice::Pass;
 use crate::reference::attention as reference;
 use crate::reference::compare::{bf16_ulp, within};
 use crate::tensor::Tensor;
+use std::rc::Rc;
 
 /// What the operands are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +102,9 @@ impl Operands {
     }
 
     fn judge(&self, gpu: &Gpu) -> Result<Outcome> {
+        let before = gpu.launches();
         let got = self.on_device(gpu)?;
+        let kernel = super::launched(gpu, &before, "attention");
         let again = self.on_device(gpu)?;
         let bits =
             |all: &[Vec<f32>; 5]| all.clone().map(|v| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
@@ -107,30 +113,21 @@ impl Operands {
         if error.is_none() && bits(&got) != bits(&again) {
             error = Some("another run gives other bits".into());
         }
-        let kernel = op::choice(gpu, DType::BF16, self.shape).0.name().to_string();
+        Ok(Outcome { case: format!("attention {}", self.name()), kernel, error })
+    }
+
+    fn name(&self) -> String {
         let (batch, seq, heads, kv_heads, head_dim, block, docs, kind) = self.case;
         let mask = format!("block {block:?}{}", if docs { ", documents" } else { "" });
-        let case = format!("attention {batch} x {seq} x {heads} x {kv_heads} x {head_dim}, {mask}, {kind:?}");
-        Ok(Outcome { case, kernel, error })
+        format!("{batch} x {seq} x {heads} x {kv_heads} x {head_dim}, {mask}, {kind:?}")
     }
 
     /// What is not within its bound of the f64 result: half a unit of bf16, and for what f16 and the rounding of `out` do
     /// 2^-10 of the largest entry, 1e-2 of it for `d_q` and `d_k`; `lse` in f32.
     fn compare(&self, got: &[Vec<f32>; 5]) -> Option<String> {
         let (want, terms) = self.expected();
-        for (i, name) in NAMES.iter().enumerate() {
-            let largest = want[i].iter().fold(terms[i], |a, v| a.max(v.abs()));
-            let share = [2f64.powi(-10), 2f64.powi(-15), 1e-2, 1e-2, 2f64.powi(-10)][i];
-            let unit = |w: f64| if *name == "lse" { 0.0 } else { bf16_ulp(w) / 2.0 };
-            let bound: Vec<f64> = want[i].iter().map(|w| unit(*w) + share * largest).collect();
-            let wide: Vec<f64> = got[i].iter().map(|v| f64::from(*v)).collect();
-            if let Err(e) = within(&wide, &want[i], &bound, &[wide.len()]) {
-                return Some(format!("{name}: {e}"));
-            }
-        }
-        None
+        (0..NAMES.len()).find_map(|i| wrong(i, &got[i], &want[i], terms[i]))
     }
-
     /// out, lse (row by row), `d_q`, `d_k`, `d_v` by the reference, and a size of the terms of each, where the sums may leave nothing.
     fn expected(&self) -> ([Vec<f64>; 5], [f64; 5]) {
         let Shape { batch, seq, heads, kv_heads, head_dim, block } = self.shape;
@@ -165,20 +162,86 @@ impl Operands {
         before.then(|| "out: the first position saw a later one".into())
     }
 
-    /// [`NAMES`] on the adapter.
-    fn on_device(&self, gpu: &Gpu) -> Result<[Vec<f32>; 5]> {
+    fn tensors(&self, gpu: &Gpu) -> Result<Tensors> {
         let Shape { batch, seq, heads, kv_heads, head_dim, .. } = self.shape;
         let tensor = |i: usize, heads: usize| {
             Tensor::from_f32(gpu, "operand", &[batch * seq, heads * head_dim], DType::BF16, &self.values[i])
         };
-        let (q, k, v, d_out) =
-            (tensor(0, heads)?, tensor(1, kv_heads)?, tensor(2, kv_heads)?, tensor(3, heads)?);
         let docs = self.docs.as_ref().map(|d| Tensor::from_u32(gpu, "documents", d)).transpose()?;
+        let (q, k, v) = (tensor(0, heads)?, tensor(1, kv_heads)?, tensor(2, kv_heads)?);
+        Ok(Tensors { q, k, v, d_out: tensor(3, heads)?, docs })
+    }
+
+    /// [`NAMES`] on the adapter.
+    fn on_device(&self, gpu: &Gpu) -> Result<[Vec<f32>; 5]> {
+        let Tensors { q, k, v, d_out, docs } = self.tensors(gpu)?;
         let docs = docs.as_ref();
         let (out, lse) = op::forward(gpu, &q, &k, &v, self.shape, docs)?;
         let (d_q, d_k, d_v) = op::backward(gpu, &d_out, &q, &k, &v, &out, &lse, self.shape, docs)?;
         let [out, lse, d_q, d_k, d_v] = [&out, &lse, &d_q, &d_k, &d_v].map(|t| t.to_f32(gpu));
         Ok([out?, lse?, d_q?, d_k?, d_v?])
+    }
+}
+
+/// Operands on the adapter.
+struct Tensors {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_out: Tensor,
+    docs: Option<Tensor>,
+}
+
+/// What is wrong with result number `i` of [`NAMES`], whose terms are of size `terms`.
+fn wrong(i: usize, got: &[f32], want: &[f64], terms: f64) -> Option<String> {
+    let largest = want.iter().fold(terms, |a, v| a.max(v.abs()));
+    let share = [2f64.powi(-10), 2f64.powi(-15), 1e-2, 1e-2, 2f64.powi(-10)][i];
+    let unit = |w: f64| if NAMES[i] == "lse" { 0.0 } else { bf16_ulp(w) / 2.0 };
+    let bound: Vec<f64> = want.iter().map(|w| unit(*w) + share * largest).collect();
+    let wide: Vec<f64> = got.iter().map(|v| f64::from(*v)).collect();
+    within(&wide, want, &bound, &[wide.len()]).err().map(|e| format!("{}: {e}", NAMES[i]))
+}
+
+/// The cases of the table with heads of `head_dim` elements and finite values: forward, or backward from the reference's results.
+///
+/// # Errors
+/// Limits or memory of the device.
+pub(super) fn cases(gpu: &Gpu, pass: Pass, head_dim: usize) -> Result<Vec<bench::Case>> {
+    let fits = |case: &&Case| case.4 == head_dim && case.7 != Values::Spoiled;
+    TABLE.iter().filter(fits).map(|case| Rc::new(Operands::new(*case)).case(gpu, pass)).collect()
+}
+
+impl Operands {
+    fn case(self: Rc<Self>, gpu: &Gpu, pass: Pass) -> Result<bench::Case> {
+        let (shape, (want, terms)) = (self.shape, self.expected());
+        let Tensors { q, k, v, d_out, docs } = self.tensors(gpu)?;
+        let narrow = |values: &[f64]| values.iter().map(|v| *v as f32).collect::<Vec<_>>();
+        let out = Tensor::from_f32(gpu, "out", q.shape(), DType::BF16, &narrow(&want[0]))?;
+        let lse = Tensor::from_flat_f32(gpu, "lse", &narrow(&want[1]))?;
+        let first = if pass == Pass::Forward { 0 } else { 2 };
+        let run = move |gpu: &Gpu| match pass {
+            Pass::Forward => op::forward(gpu, &q, &k, &v, shape, docs.as_ref()).map(|(a, b)| vec![a, b]),
+            Pass::Backward => {
+                let all = op::backward(gpu, &d_out, &q, &k, &v, &out, &lse, shape, docs.as_ref());
+                all.map(|(a, b, c)| vec![a, b, c])
+            }
+        };
+        let check = move |gpu: &Gpu, results: &[Tensor]| {
+            let mut check = Check::default();
+            for (i, result) in results.iter().enumerate().map(|(i, t)| (first + i, t)) {
+                check.wrong = check.wrong.or(wrong(i, &result.to_f32(gpu)?, &want[i], terms[i]));
+            }
+            Ok(check)
+        };
+        Ok(bench::Case {
+            op: format!("attention_{}", pass.name()),
+            shape: self.name(),
+            groups: "ragged".into(),
+            dtype: "bf16".into(),
+            work: Work::Flops(0.0),
+            run: Box::new(run),
+            check: Box::new(check),
+        })
     }
 }
 

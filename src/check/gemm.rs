@@ -5,7 +5,7 @@ use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::gemm::{self as op, GemmOptions, Scale};
-use crate::ops::gemm_choice::{Form, Product, choice};
+use crate::ops::gemm_choice::Form;
 use crate::reference::compare::{bf16_ulp, within};
 use crate::reference::gemm::{self as reference, Scales};
 use crate::tensor::Tensor;
@@ -104,14 +104,9 @@ impl Case<'_> {
             _ => Operand::new("b", &b, kind(self.form == Form::Nt)),
         };
         let (row, col) = (scales("row", rows), scales("col", cols));
+        let before = gpu.launches();
         let got = self.on_device(gpu, &a, &b, &row, &col, &out)?;
-        let sizes = match self.form {
-            Form::Nt => [m, n, k],
-            Form::Nn => [m, k, n],
-            Form::Tn => [n, k, m],
-        };
-        let product = Product { form: self.form, operands: [a.dtype(), b.dtype()], sizes };
-        let kernel = choice(gpu, &product).0.name().to_string();
+        let kernel = super::launched(gpu, &before, "gemm");
         if gpu.is_planner() {
             return Ok(Outcome { case: self.name(), kernel, error: None });
         }

@@ -6,7 +6,7 @@ use crate::gpu::Gpu;
 use crate::num::rng::Stream;
 use crate::num::{DType, Fp8};
 use crate::ops::gemm::{self as op, GemmOptions, Scale};
-use crate::ops::gemm_choice::{Form, Product, choice};
+use crate::ops::gemm_choice::Form;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub struct Timing {
     /// Form, operands, M, K, N and groups.
     pub case: String,
     /// The kernel that ran.
-    pub kernel: &'static str,
+    pub kernel: String,
     /// Median of five, milliseconds a product; wall clock over several in one submit.
     pub median_ms: f64,
     /// Floating-point operations of the rows that exist, `2 K N sum M_g`, over the median: 10^12 a second.
@@ -58,8 +58,9 @@ pub fn time(gpu: &Gpu, mut say: impl FnMut(&Timing)) -> Result<()> {
                     Form::Nn => Tensor::view(wt.memory().0, wt.memory().1, &[8, k, n], DType::E4M3),
                     Form::Tn => bt.clone(),
                 };
+                let before = gpu.launches();
                 case.verify(gpu, host, &case.product(gpu, &at, &second, &offs)?)?;
-                let kernel = kernel_name(gpu, form, DType::E4M3, [m, n, k]);
+                let kernel = super::launched(gpu, &before, "gemm");
                 let run = || case.product(gpu, &at, &second, &offs).map(drop);
                 let ms = median(gpu, warm, run)?;
                 let tflops = 2.0 * (m * k * n) as f64 / ms / 1e9;
@@ -104,16 +105,12 @@ fn halves(gpu: &Gpu, warm: Instant, [m, k, n]: [usize; 3], say: &mut impl FnMut(
     let w = Tensor::from_f32(gpu, "w", &[8, n, k], DType::BF16, &values(8 * n * k))?;
     let offs = Tensor::from_u32(gpu, "ends", &[1, 2, 3, 4, 5, 6, 7, 8].map(|g| g * (m / 8) as u32))?;
     let options = GemmOptions { offs: Some(&offs), scales: None };
+    let before = gpu.launches();
     let ms = median(gpu, warm, || op::nt(gpu, &a, &w, DType::BF16, options).map(drop))?;
-    let kernel = kernel_name(gpu, Form::Nt, DType::BF16, [m, n, k]);
+    let kernel = super::launched(gpu, &before, "gemm");
     let tflops = 2.0 * (m * k * n) as f64 / ms / 1e9;
     say(&Timing { case: format!("nt bf16 {m} x {k} x {n}, uniform"), kernel, median_ms: ms, tflops });
     Ok(())
-}
-
-/// The kernel that runs a product of two operands of one dtype.
-fn kernel_name(gpu: &Gpu, form: Form, dtype: DType, sizes: [usize; 3]) -> &'static str {
-    choice(gpu, &Product { form, operands: [dtype; 2], sizes }).0.name()
 }
 
 /// Scales of the three forms, on both sides: rows of tokens, and columns (tn: rows too) of each group.

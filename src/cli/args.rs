@@ -37,7 +37,7 @@ pub enum Command {
     Compare(CompareArgs),
     /// Compare every matrix kernel that the adapter can run with the exact product.
     Selftest(SelftestArgs),
-    /// Find the fastest matrix kernel of every class of products, and keep what was found for later runs.
+    /// Find the fastest kernels of products, attention and quantizers, and keep what was found for later runs.
     Tune(RunArgs),
 }
 
@@ -62,8 +62,8 @@ pub struct RunArgs {
     /// Do without the adapter's matrix units.
     #[arg(long)]
     pub no_coop: bool,
-    /// Matrix product to use wherever it can run: scalar (registers), tiled (workgroup memory), narrow (one size of at most 16) or
-    /// coop (matrix units); else chosen by adapter and shape.
+    /// Matrix product and attention to use wherever it can run: scalar (registers), tiled (workgroup memory), narrow (one size of at
+    /// most 16) or coop (matrix units), or quantizer: simple or wide; else chosen by adapter and shape.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Say which kernels were chosen, and why.

@@ -9,7 +9,7 @@ use clap::Parser as _;
 use crate::Result;
 use crate::comm::Launcher;
 use crate::config::{Config, KEYS, Loaded};
-use crate::gpu::{DeviceChoice, GemmKernel, Options, cache_folder};
+use crate::gpu::{DeviceChoice, GemmKernel, Options, QuantizeKernel, cache_folder};
 use crate::train::logger;
 use crate::train::run;
 
@@ -42,8 +42,10 @@ pub struct RunOptions {
     pub safe_shaders: bool,
     /// Do without matrix units.
     pub no_coop: bool,
-    /// Matrix product to use wherever it can run.
+    /// Matrix product and attention to use wherever it can run.
     pub kernel: Option<GemmKernel>,
+    /// The same for quantizers.
+    pub quantizer: Option<QuantizeKernel>,
     /// Say which kernels were chosen, and why.
     pub explain: bool,
     /// File that `moe8 export` writes.
@@ -60,6 +62,7 @@ impl RunOptions {
                 check_nan: self.check_nan,
                 no_coop: self.no_coop,
                 kernel: self.kernel,
+                quantizer: self.quantizer,
                 cache: cache_folder(),
                 ..Options::default()
             },
@@ -70,13 +73,17 @@ impl RunOptions {
 
     fn new(args: &RunArgs, output: Option<PathBuf>) -> Result<Self> {
         let from_environment = || std::env::var("MOE8_DEVICE").ok().filter(|d| !d.is_empty());
+        let name = args.kernel.as_deref();
+        let quantizer = name.and_then(|name| QuantizeKernel::ALL.into_iter().find(|k| k.name() == name));
+        let kernel = name.filter(|_| quantizer.is_none()).map(GemmKernel::parse).transpose()?;
         Ok(RunOptions {
             device: args.device.clone().or_else(from_environment),
             ranks: args.ranks,
             check_nan: args.check_nan,
             safe_shaders: args.safe_shaders,
             no_coop: args.no_coop,
-            kernel: args.kernel.as_deref().map(GemmKernel::parse).transpose()?,
+            kernel,
+            quantizer,
             explain: args.explain,
             output,
         })

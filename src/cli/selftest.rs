@@ -34,7 +34,13 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     let (mut wrong, mut all) = (0, 0);
     for kernel in kernels.filter(|k| run.gpu.kernel.is_none_or(|only| only == *k)) {
         for safe_shaders in [false, true] {
-            let gpu = open(Options { kernel: Some(kernel), safe_shaders, poison: true, ..run.gpu.clone() })?;
+            let gpu = open(Options {
+                kernel: Some(kernel),
+                safe_shaders,
+                poison: true,
+                quiet: true,
+                ..run.gpu.clone()
+            })?;
             for table in tables.into_iter().filter(|t| wanted(kernel, *t)) {
                 let outcomes = match table {
                     SelftestTable::Gemm => check::gemm(&gpu)?,

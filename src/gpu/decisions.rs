@@ -1,9 +1,8 @@
 //! What `moe8 tune` found out about the kernels on an adapter: a JSON file in the cache folder, one per adapter, driver and
 //! version of this crate, that may be deleted at any time.
 //!
-//! Names of ops and classes are the choosers' own; see `ops::gemm_choice`.
+//! Names of kernels, ops and classes are the choosers' own; see `ops::choice`.
 
-use super::GemmKernel;
 use crate::atomic::{WRITE_HINT, write_atomically};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -13,6 +12,8 @@ use std::path::{Path, PathBuf};
 /// Why a kernel is rejected whose mark was left behind: once, and after its second try.
 const ENDED: &str = "the program ended while it was tried";
 const ENDED_TWICE: &str = "the program ended twice while it was tried";
+/// Most ops that a warning of one kernel names.
+const OPS_NAMED: usize = 3;
 
 /// The fastest kernel of a class of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,13 +46,21 @@ struct File {
     rejected: Vec<Rejected>,
     /// Op and kernel that are being tried: what is left here did not survive it.
     trying: Option<(String, String)>,
+    /// Milliseconds of each class by kernel, of a tuning that has not come to its end.
+    #[serde(default)]
+    timings: Timings,
 }
+
+/// Milliseconds by class of calls and kernel.
+pub type Timings = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// The findings for one adapter.
 #[derive(Clone, Debug, Default)]
 pub struct Decisions {
     file: File,
     path: PathBuf,
+    /// Why the file is not used, if it is damaged.
+    damage: Option<String>,
 }
 
 impl Decisions {
@@ -65,14 +74,18 @@ impl Decisions {
             version: env!("CARGO_PKG_VERSION").into(),
             ..File::default()
         };
-        let mut file = read(&path).filter(|f| f.is_of(&own)).unwrap_or(own);
+        let (found, damage) = match read(&path) {
+            Ok(found) => (found, None),
+            Err(why) => (None, Some(why)),
+        };
+        let mut file = found.filter(|f| f.is_of(&own)).unwrap_or(own);
         if let Some((op, kernel)) = file.trying.take() {
             match file.rejected.iter_mut().find(|r| r.op == op && r.kernel == kernel) {
                 Some(again) => again.why = ENDED_TWICE.into(),
                 None => file.rejected.push(Rejected { op, kernel, why: ENDED.into() }),
             }
         }
-        Decisions { file, path }
+        Decisions { file, path, damage }
     }
 
     /// The file.
@@ -91,14 +104,14 @@ impl Decisions {
     }
 
     /// Why a kernel is not to be used for an op, if so.
-    pub fn rejection(&self, op: &str, kernel: GemmKernel) -> Option<&str> {
+    pub fn rejection(&self, op: &str, kernel: &str) -> Option<&str> {
         let all = &self.file.rejected;
-        all.iter().find(|r| r.op == op && r.kernel == kernel.name()).map(|r| r.why.as_str())
+        all.iter().find(|r| r.op == op && r.kernel == kernel).map(|r| r.why.as_str())
     }
 
     /// Whether tuning may try a kernel: it is not rejected, or the program ended once while it was tried, which a user
     /// may have done.
-    pub fn may_try(&self, op: &str, kernel: GemmKernel) -> bool {
+    pub fn may_try(&self, op: &str, kernel: &str) -> bool {
         self.rejection(op, kernel).is_none_or(|why| why == ENDED)
     }
 
@@ -111,8 +124,8 @@ impl Decisions {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn begin(&mut self, op: &str, kernel: GemmKernel) -> Result<()> {
-        self.file.trying = Some((op.into(), kernel.name().into()));
+    pub fn begin(&mut self, op: &str, kernel: &str) -> Result<()> {
+        self.file.trying = Some((op.into(), kernel.into()));
         self.save()
     }
 
@@ -128,12 +141,40 @@ impl Decisions {
         self.save()
     }
 
+    /// The kernel could not be tried after all: what is known of it stays.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn give_up(&mut self) -> Result<()> {
+        self.file.trying = None;
+        self.save()
+    }
+
+    /// Times of a tuning that has not come to its end.
+    pub fn timings(&self) -> &Timings {
+        &self.file.timings
+    }
+
+    /// Keeps the milliseconds of a kernel; written with the next [`Decisions::end`].
+    pub fn time(&mut self, class: &str, kernel: &str, ms: f64) {
+        self.file.timings.entry(class.into()).or_default().insert(kernel.into(), ms);
+    }
+
     /// Sets the fastest kernel of a class.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn set(&mut self, class: &str, fastest: Fastest) -> Result<()> {
         self.file.fastest.insert(class.into(), fastest);
+        self.save()
+    }
+
+    /// The tuning has come to its end: the next one begins anew.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn finish(&mut self) -> Result<()> {
+        self.file.timings.clear();
         self.save()
     }
 
@@ -144,18 +185,35 @@ impl Decisions {
         })
     }
 
-    /// Warns of every kernel that is left out, by name.
-    pub(super) fn warn(&self) {
-        for Rejected { op, kernel, why } in &self.file.rejected {
-            let path = self.path.display();
-            let what = match kernel.as_str() {
-                "scalar" => "is the last resort",
+    /// Warns of a damaged file, and of every kernel that is left out, once each.
+    pub fn warn(&self) {
+        self.warnings().iter().for_each(|line| log::warn!("{line}"));
+    }
+
+    /// What [`Decisions::warn`] says.
+    pub fn warnings(&self) -> Vec<String> {
+        let path = self.path.display();
+        let damaged = self.damage.iter().map(|why| {
+            format!("{path} is damaged and not used: {why} (`moe8 tune` writes it anew, or delete it)")
+        });
+        let mut kernels = BTreeMap::<&str, Vec<&Rejected>>::new();
+        for rejected in &self.file.rejected {
+            kernels.entry(&rejected.kernel).or_default().push(rejected);
+        }
+        let lines = kernels.into_iter().map(|(kernel, all)| {
+            let what = match kernel {
+                "scalar" | "simple" => "is the last resort",
                 _ => "is not used, unless --kernel names it,",
             };
-            log::warn!(
-                "{kernel} {what} for {op} here: {why} (delete {path} and run `moe8 tune` to try again)"
-            );
-        }
+            let ops = all.iter().take(OPS_NAMED).map(|r| r.op.as_str()).collect::<Vec<_>>().join(", ");
+            let more = all.len().saturating_sub(OPS_NAMED);
+            let more = if more > 0 { format!(" and {more} more ops") } else { String::new() };
+            let why = &all[0].why;
+            format!(
+                "{kernel} {what} for {ops}{more} here: {why} (delete {path} and run `moe8 tune` to try again)"
+            )
+        });
+        damaged.chain(lines).collect()
     }
 }
 
@@ -166,10 +224,13 @@ impl File {
     }
 }
 
-/// The file's contents, if it is one.
-fn read(path: &Path) -> Option<File> {
-    let text = std::fs::read_to_string(path).ok()?;
-    serde_json::from_str(&text).map_err(|e| log::debug!("{} is not used: {e}", path.display())).ok()
+/// The file's contents, if there is one; if it is none of ours, why.
+fn read(path: &Path) -> std::result::Result<Option<File>, String> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| e.to_string()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -185,18 +246,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut first = load(dir.path());
         assert!(first.is_empty());
-        first.begin("gemm nt f32", GemmKernel::Scalar).unwrap();
+        first.begin("gemm nt f32", "scalar").unwrap();
         first.end(None).unwrap();
-        first.begin("gemm nt f32", GemmKernel::Tiled).unwrap();
+        first.begin("gemm nt f32", "tiled").unwrap();
         // The program ends here. The next one finds the mark, and so does every later one.
         let mut next = load(dir.path());
-        assert!(next.rejection("gemm nt f32", GemmKernel::Tiled).unwrap().contains("ended"));
-        assert_eq!(next.rejection("gemm nt f32", GemmKernel::Scalar), None);
-        next.begin("gemm nn f32", GemmKernel::Tiled).unwrap();
+        assert!(next.rejection("gemm nt f32", "tiled").unwrap().contains("ended"));
+        assert_eq!(next.rejection("gemm nt f32", "scalar"), None);
+        next.begin("gemm nn f32", "tiled").unwrap();
         next.end(Some("out[0, 0] is wrong".into())).unwrap();
         let last = load(dir.path());
         assert_eq!(last.rejected().len(), 2);
-        assert!(last.rejection("gemm nn f32", GemmKernel::Tiled).unwrap().contains("is wrong"));
+        assert!(last.rejection("gemm nn f32", "tiled").unwrap().contains("is wrong"));
     }
 
     #[test]
@@ -210,18 +271,45 @@ mod tests {
         let path = known.path().to_path_buf();
         let text = std::fs::read_to_string(&path).unwrap();
         let version = format!("\"version\": \"{}\"", env!("CARGO_PKG_VERSION"));
-        for wrong in [
-            text.replace(&version, "\"version\": \"0.0.0\""),
-            text.replace("driver 1", "driver 3"),
-            text[..text.len() / 2].to_string(),
-            String::new(),
-            "[1, 2]".into(),
+        for (wrong, damaged) in [
+            (text.replace(&version, "\"version\": \"0.0.0\""), false),
+            (text.replace("driver 1", "driver 3"), false),
+            (text[..text.len() / 2].to_string(), true),
+            (String::new(), true),
+            ("[1, 2]".into(), true),
         ] {
             assert_ne!(wrong, text);
             std::fs::write(&path, wrong).unwrap();
-            assert!(load(dir.path()).is_empty());
+            let found = load(dir.path());
+            assert!(found.is_empty());
+            let warnings = found.warnings();
+            assert_eq!(warnings.len(), usize::from(damaged), "{warnings:?}");
+            assert!(warnings.iter().all(|line| line.contains("damaged") && line.contains("tuned.json")));
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(load(dir.path()).is_empty());
+        let none = load(dir.path());
+        assert!(none.is_empty() && none.warnings().is_empty());
+    }
+
+    #[test]
+    fn a_kernel_is_warned_of_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut found = load(dir.path());
+        for form in ["nt", "nn", "tn"] {
+            for operands in ["f32", "bf16", "fp8"] {
+                found.begin(&format!("gemm {form} {operands}"), "coop").unwrap();
+                found.end(Some(format!("{form} is wrong"))).unwrap();
+            }
+        }
+        found.begin("quantize rows", "wide").unwrap();
+        found.end(Some("lost".into())).unwrap();
+        let warnings = found.warnings();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        for part in
+            ["coop is not used", "gemm nt f32, gemm nt bf16, gemm nt fp8 and 6 more ops", "nt is wrong"]
+        {
+            assert!(warnings[0].contains(part), "{warnings:?}");
+        }
+        assert!(warnings[1].starts_with("wide is not used"), "{warnings:?}");
     }
 }

@@ -110,7 +110,7 @@ impl Kernel {
     }
 
     pub(super) fn key(&self, variant: &Variant) -> String {
-        format!("{} {variant}", self.name)
+        format!("{} {variant}", self.name).trim_end().to_string()
     }
 }
 

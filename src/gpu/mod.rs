@@ -11,6 +11,7 @@ mod clock;
 mod decisions;
 mod errors;
 mod kernel;
+mod names;
 mod recorder;
 mod repeat;
 mod transfer;
@@ -23,10 +24,12 @@ pub use cache::cache_folder;
 pub use clock::{Clock, KernelTime, Timing};
 pub use decisions::{Decisions, Fastest, Rejected};
 pub use kernel::{Kernel, Params, Variant};
+pub use names::{GemmKernel, QuantizeKernel};
 pub use recorder::{Access, Binding, Counters, kernels};
 pub use transfer::Download;
 
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -37,48 +40,6 @@ pub enum MatrixUnits {
     Coop16,
     /// Products of 8x8x8 (Apple).
     Coop8,
-}
-
-/// The implementations of a matrix product, as `--kernel` names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GemmKernel {
-    /// Register tiles in f32: every adapter, every dtype.
-    Scalar,
-    /// Tiles in workgroup memory, in f32: every adapter, operands of f32, bf16 or fp8; for GPUs.
-    Tiled,
-    /// In f32, where one size is at most 16: every adapter; for GPUs.
-    Narrow,
-    /// Matrix units.
-    Coop,
-}
-
-impl GemmKernel {
-    /// All of them.
-    pub const ALL: [GemmKernel; 4] =
-        [GemmKernel::Scalar, GemmKernel::Tiled, GemmKernel::Narrow, GemmKernel::Coop];
-
-    /// The name that `--kernel` takes.
-    pub fn name(self) -> &'static str {
-        match self {
-            GemmKernel::Scalar => "scalar",
-            GemmKernel::Tiled => "tiled",
-            GemmKernel::Narrow => "narrow",
-            GemmKernel::Coop => "coop",
-        }
-    }
-
-    /// The kernel of this name.
-    ///
-    /// # Errors
-    /// No such kernel.
-    pub fn parse(name: &str) -> Result<GemmKernel> {
-        GemmKernel::ALL.into_iter().find(|kernel| kernel.name() == name).ok_or_else(|| {
-            Error::user(
-                format!("no matrix kernel is named {name:?}"),
-                "--kernel takes scalar, tiled, narrow or coop; without it the best one for the adapter is used",
-            )
-        })
-    }
 }
 
 /// What kernels may rely on, read from the adapter once.
@@ -121,8 +82,12 @@ pub struct Options {
     pub zero_timestamps: bool,
     /// Do without matrix units.
     pub no_coop: bool,
-    /// Use this matrix product wherever it can run, instead of choosing by shape.
+    /// Use this matrix product and attention wherever it can run, instead of choosing by shape.
     pub kernel: Option<GemmKernel>,
+    /// The same for quantizers.
+    pub quantizer: Option<QuantizeKernel>,
+    /// Do not warn of kernels that are not to be used: somebody else does, of the same adapter.
+    pub quiet: bool,
     /// Folder for what is remembered between runs, such as [`cache_folder`]; none: nothing is.
     pub cache: Option<PathBuf>,
 }
@@ -176,7 +141,9 @@ impl Gpu {
         let errors = errors::Sink::attach(&opened.device);
         let folder = options.cache.as_deref();
         let decisions = folder.map(|f| Decisions::load(f, &opened.name, &opened.driver)).unwrap_or_default();
-        decisions.warn();
+        if !options.quiet {
+            decisions.warn();
+        }
         Ok(Gpu(Arc::new(Inner {
             device: Some((opened.device, opened.queue)),
             name: opened.name,
@@ -193,11 +160,16 @@ impl Gpu {
 
     /// A `Gpu` with this one's limits and no device: calls are counted, nothing runs, downloads give zeros.
     pub fn planner(&self) -> Gpu {
+        self.planner_with(self.0.caps)
+    }
+
+    /// A planner of an adapter that differs from this one.
+    pub(crate) fn planner_with(&self, caps: Caps) -> Gpu {
         Gpu(Arc::new(Inner {
             device: None,
             name: self.0.name.clone(),
             driver: self.0.driver.clone(),
-            caps: self.0.caps,
+            caps,
             options: self.0.options.clone(),
             pipelines: None,
             decisions: self.0.decisions.clone(),
@@ -245,6 +217,21 @@ impl Gpu {
     /// The kernels compiled so far, by name and variant.
     pub fn kernels(&self) -> Vec<String> {
         self.state().kernels()
+    }
+
+    /// Launches so far of each kernel, by name.
+    pub fn launches(&self) -> BTreeMap<&'static str, u64> {
+        self.state().launches()
+    }
+
+    /// Of a planner: the kernels that ops with several have chosen so far, each with its class of calls and why.
+    pub fn choices(&self) -> Vec<String> {
+        self.state().choices.iter().cloned().collect()
+    }
+
+    /// Remembers what an op chose.
+    pub(crate) fn note_choice(&self, line: String) {
+        self.state().choices.insert(line);
     }
 
     /// Device memory held now, in bytes: live buffers and those kept for reuse.

@@ -7,9 +7,9 @@
 use super::kernel::{Reflection, reflect};
 use super::{Buffer, Gpu, Kernel, Params, Variant, clock, transfer};
 use crate::Result;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes of one parameter slot: the uniform offset alignment that every adapter accepts.
 const SLOT: usize = 256;
@@ -74,6 +74,7 @@ pub(super) struct Pipeline {
     variant: Variant,
     /// Bytes of the parameters.
     params: usize,
+    launches: AtomicU64,
 }
 
 /// Which pipeline over which ranges of which buffers and uniform chunk.
@@ -94,6 +95,8 @@ pub(super) struct State {
     /// Timestamps around each pass, while somebody wants them.
     pub stamps: Option<clock::Stamps>,
     pub profile: clock::Profile,
+    /// What ops with several kernels chose, see [`Gpu::choices`].
+    pub choices: BTreeSet<String>,
 }
 
 impl State {
@@ -128,6 +131,15 @@ impl State {
     pub fn kernels(&self) -> Vec<String> {
         let mut all: Vec<String> = self.pipelines.keys().cloned().collect();
         all.sort_unstable();
+        all
+    }
+
+    /// Launches of each kernel, by name.
+    pub fn launches(&self) -> BTreeMap<&'static str, u64> {
+        let mut all = BTreeMap::new();
+        for pipeline in self.pipelines.values() {
+            *all.entry(pipeline.kernel.name).or_default() += pipeline.launches.load(Ordering::Relaxed);
+        }
         all
     }
 
@@ -186,6 +198,7 @@ impl Gpu {
         let began = self.profile_begin()?;
         let mut state = self.state();
         state.counters.dispatches += 1;
+        pipeline.launches.fetch_add(1, Ordering::Relaxed);
         let Some((device, _)) = &self.0.device else { return Ok(()) };
         let raw = &pipeline.raw.as_ref().expect("a device's pipelines are compiled").0;
         let (chunk, offset) = state.slot(device, bytemuck::bytes_of(params));
@@ -227,7 +240,9 @@ impl Gpu {
         let raw =
             self.0.device.as_ref().map(|(device, _)| self.build(device, kernel, source, &writable, params));
         self.check()?;
-        let pipeline = Pipeline { id: 0, raw, writable, kernel: *kernel, variant: variant.clone(), params };
+        let variant = variant.clone();
+        let pipeline =
+            Pipeline { raw, writable, kernel: *kernel, variant, params, id: 0, launches: AtomicU64::new(0) };
         Ok(self.keep(key, pipeline))
     }
 
@@ -255,7 +270,11 @@ impl Gpu {
                 let source = kernel.source(variant);
                 let raw = Some(self.build(device, kernel, source, writable, *params));
                 let (writable, variant) = (writable.clone(), variant.clone());
-                self.keep(key, Pipeline { id: 0, raw, writable, kernel: *kernel, variant, params: *params });
+                let launches = AtomicU64::new(0);
+                self.keep(
+                    key,
+                    Pipeline { raw, writable, kernel: *kernel, variant, params: *params, id: 0, launches },
+                );
             }
         };
         let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -8,14 +8,16 @@
 //! `3 + 2 |x|` units in the last place of `exp`): 1e-5 of the largest entry of each result in f32; in bf16 one rounding
 //! of each result, and 1e-2 of the largest entry of `d_q` and `d_k`, because `out` enters the backward pass rounded.
 
+use super::attention_choice::{Attention, Pass};
 use super::attention_coop;
+use super::choice::choose;
 use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 crate::params! {
-    struct Attention { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, quads: u32, scale: f32 }
+    struct Sizes { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, quads: u32, scale: f32 }
 }
 
 const TEXT: &str = include_str!("../../shaders/attention.wgsl");
@@ -62,7 +64,7 @@ pub fn forward(
     docs: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
     check(shape, q.dtype(), &[q], &[k, v], docs)?;
-    if choice(gpu, q.dtype(), shape).0 == GemmKernel::Coop {
+    if choose(gpu, &Attention { pass: Pass::Forward, dtype: q.dtype(), shape }) == GemmKernel::Coop {
         return attention_coop::forward(gpu, q, k, v, shape, docs);
     }
     let out = Tensor::empty(gpu, "attention out", q.shape(), q.dtype())?;
@@ -92,7 +94,7 @@ pub fn backward(
     check(shape, q.dtype(), &[q, d_out, out], &[k, v], docs)?;
     let pairs = q.rows() * shape.heads;
     assert_eq!(lse.numel(), pairs, "attention: elements of lse, rows times heads");
-    if choice(gpu, q.dtype(), shape).0 == GemmKernel::Coop {
+    if choose(gpu, &Attention { pass: Pass::Backward, dtype: q.dtype(), shape }) == GemmKernel::Coop {
         return attention_coop::backward(gpu, d_out, [q, k, v], out, lse, shape, docs);
     }
     let call = Call::new(gpu, q, shape, docs);
@@ -112,38 +114,9 @@ pub fn backward(
     Ok((d_q, d_k, d_v))
 }
 
-/// The kernel that operands of `dtype` get here, and why.
-pub fn choice(gpu: &Gpu, dtype: DType, shape: Shape) -> (GemmKernel, &'static str) {
-    let (options, caps) = (gpu.options(), gpu.caps());
-    match options.kernel {
-        Some(GemmKernel::Scalar) => (GemmKernel::Scalar, "--kernel scalar"),
-        Some(GemmKernel::Tiled | GemmKernel::Narrow) => {
-            (GemmKernel::Scalar, "--kernel names one that attention has not")
-        }
-        _ if options.no_coop => (GemmKernel::Scalar, "--no-coop"),
-        _ if caps.coop.is_none() => (GemmKernel::Scalar, "the adapter has no matrix units that moe8 can use"),
-        _ if !attention_coop::can_run(&caps, dtype, shape.head_dim) => {
-            (GemmKernel::Scalar, "no kernel for such operands on its matrix units")
-        }
-        Some(GemmKernel::Coop) => (GemmKernel::Coop, "--kernel coop"),
-        None if shape.seq < 16 => (GemmKernel::Scalar, "fewer positions than a fragment has"),
-        None => (GemmKernel::Coop, "the adapter has matrix units"),
-    }
-}
-
-/// The kernel chosen for each class of operands, and why: `operands, heads: kernel (reason)`.
-pub fn explain(gpu: &Gpu) -> Vec<String> {
-    let line = |(dtype, head_dim): (DType, usize)| {
-        let shape = Shape { batch: 1, seq: 4096, heads: 1, kv_heads: 1, head_dim, block: None };
-        let (kernel, why) = choice(gpu, dtype, shape);
-        format!("attention {dtype}, heads of {head_dim}: {} ({why})", kernel.name())
-    };
-    [(DType::F32, 64), (DType::BF16, 64), (DType::BF16, 20)].map(line).to_vec()
-}
-
 /// What the kernels of one call have in common.
 struct Call {
-    params: Attention,
+    params: Sizes,
     dtype: DType,
     head_dim: usize,
     masked: bool,
@@ -153,7 +126,7 @@ struct Call {
 
 impl Call {
     fn new(gpu: &Gpu, q: &Tensor, shape: Shape, docs: Option<&Tensor>) -> Call {
-        let params = Attention {
+        let params = Sizes {
             batch: shape.batch as u32,
             seq: shape.seq as u32,
             heads: shape.heads as u32,

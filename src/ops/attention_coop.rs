@@ -59,6 +59,12 @@ pub(super) fn can_run(caps: &Caps, dtype: DType, head_dim: usize) -> bool {
         && (16..=128).contains(&head_dim)
 }
 
+/// Bytes of the largest of its operands as halves.
+pub(super) fn padded_bytes(shape: Shape) -> u64 {
+    let rows = shape.batch * shape.seq.next_multiple_of(PADDED);
+    (rows * shape.heads.max(shape.kv_heads) * shape.head_dim * DType::F16.size()) as u64
+}
+
 /// [`super::attention::forward`].
 pub(super) fn forward(
     gpu: &Gpu,

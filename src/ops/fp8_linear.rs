@@ -86,7 +86,8 @@ impl Operand {
             Form::Nn => [m, k, n],
             Form::Tn => [n, k, m],
         };
-        gemm_choice::order(gpu, &Product { form, operands: [DType::E4M3; 2], sizes })
+        let groups = self.offs.as_ref().map(Tensor::numel);
+        gemm_choice::order(gpu, &Product { form, operands: [DType::E4M3; 2], sizes, groups })
     }
 
     fn plain(&self) -> GemmOptions<'_> {

@@ -5,7 +5,8 @@
 //! Tolerance against the f64 product of the same operands: f32 accumulation, `K * 2^-24 * sum |a b|`, plus one
 //! rounding to the output's dtype.
 
-use super::gemm_choice::{Form, Product, choose};
+use super::choice::choose;
+use super::gemm_choice::{Form, Product};
 use super::panels::{Codes, Order};
 use super::{gemm_coop, gemm_narrow, gemm_tiled};
 use crate::Result;
@@ -359,10 +360,11 @@ fn launch(
     let a = &flat;
     let (a_type, b_type) = (a.memory().dtype(), b.memory().dtype());
     let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
-    let product = Product { form: Form::of(kernel.entry), operands: [a_type, b_type], sizes: dims.sizes() };
+    let (form, groups) = (Form::of(kernel.entry), options.offs.map(Tensor::numel));
+    let product = Product { form, operands: [a_type, b_type], sizes: dims.sizes(), groups };
     // Halves were made for matrix units, and panels too, by somebody who asked the same question.
     let made = in_panels || a_type == DType::F16;
-    let chosen = if made { GemmKernel::Coop } else { choose(gpu, &product).0 };
+    let chosen = if made { GemmKernel::Coop } else { choose(gpu, &product) };
     if chosen != GemmKernel::Coop {
         return multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, chosen);
     }

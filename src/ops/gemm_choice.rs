@@ -1,8 +1,9 @@
 //! Which kernel computes a product: the table of candidates, and the rules of choice by adapter, operands and shape.
 
-use super::panels::Order;
+use super::choice::{Call, Candidate, choose, operands};
+use super::panels::{BLOCK, Order};
 use super::{gemm_coop, gemm_narrow, gemm_tiled};
-use crate::gpu::{Caps, GemmKernel, Gpu};
+use crate::gpu::{GemmKernel, Gpu};
 use crate::num::DType;
 
 /// The form of a product: which operand's rows run along the contraction (`n`) or across it (`t`).
@@ -43,54 +44,43 @@ impl Form {
     }
 }
 
-/// A product, as far as the choice depends on it: M, N, K (tn: K is the rows of all groups).
+/// A product, as far as the choice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The form.
     pub form: Form,
     /// Dtype of A and of B.
     pub operands: [DType; 2],
-    /// M, N, K.
+    /// M, N, K (tn: K is the rows of all groups).
     pub sizes: [usize; 3],
+    /// Groups of rows; none: one of all rows, without offsets.
+    pub groups: Option<usize>,
 }
 
-/// A kernel and what it asks for.
-struct Candidate {
-    kernel: GemmKernel,
-    /// Whether it can compute such a product on such an adapter; if not, why.
-    can_run: fn(&Caps, &Product) -> Result<(), &'static str>,
-    /// Whether it is a good choice there, by rule; if not, why.
-    pays: fn(&Caps, &Product) -> Result<(), &'static str>,
-}
-
-/// All candidates, by preference: the first that can run and pays is taken.
-const CANDIDATES: [Candidate; 4] = [
-    Candidate { kernel: GemmKernel::Narrow, can_run: narrow_can_run, pays: narrow_pays },
-    Candidate { kernel: GemmKernel::Coop, can_run: coop_can_run, pays: coop_pays },
-    Candidate { kernel: GemmKernel::Tiled, can_run: tiled_can_run, pays: tiled_pays },
-    Candidate { kernel: GemmKernel::Scalar, can_run: |_, _| Ok(()), pays: |_, _| Ok(()) },
-];
-
-fn narrow_can_run(_: &Caps, product: &Product) -> Result<(), &'static str> {
+fn narrow_can_run(_: &Gpu, product: &Product) -> Result<(), &'static str> {
     if gemm_narrow::can_run(product) { Ok(()) } else { Err("no size that is narrow") }
 }
 
 /// One group's rows of matrix units would be mostly empty; a software adapter has no use for teams of threads.
-fn narrow_pays(caps: &Caps, _: &Product) -> Result<(), &'static str> {
-    if caps.software { Err("a software adapter") } else { Ok(()) }
+fn narrow_pays(gpu: &Gpu, _: &Product) -> Result<(), &'static str> {
+    if gpu.caps().software { Err("a software adapter") } else { Ok(()) }
 }
 
-fn coop_can_run(caps: &Caps, product: &Product) -> Result<(), &'static str> {
-    let [a, b] = product.operands;
+fn coop_can_run(gpu: &Gpu, product: &Product) -> Result<(), &'static str> {
+    let (caps, [a, b]) = (gpu.caps(), product.operands);
     match () {
+        () if gpu.options().no_coop => Err("--no-coop"),
         () if caps.coop.is_none() => Err("no matrix units that moe8 can use"),
-        () if !gemm_coop::can_run(caps, a, b) => Err("no kernel for these operands on the matrix units"),
+        () if !gemm_coop::can_run(&caps, a, b) => Err("no kernel for these operands on the matrix units"),
+        () if product.panel_bytes() > caps.max_binding.min(caps.max_buffer) => {
+            Err("an operand in panels is over the largest binding")
+        }
         () => Ok(()),
     }
 }
 
 /// Its tiles are 128 x 128 and its slices 64 deep.
-fn coop_pays(_: &Caps, product: &Product) -> Result<(), &'static str> {
+fn coop_pays(_: &Gpu, product: &Product) -> Result<(), &'static str> {
     if product.sizes.iter().all(|&size| size >= 16) {
         Ok(())
     } else {
@@ -98,22 +88,19 @@ fn coop_pays(_: &Caps, product: &Product) -> Result<(), &'static str> {
     }
 }
 
-fn tiled_can_run(_: &Caps, product: &Product) -> Result<(), &'static str> {
+fn tiled_can_run(_: &Gpu, product: &Product) -> Result<(), &'static str> {
     let [a, b] = product.operands;
     if gemm_tiled::can_run(a, b) { Ok(()) } else { Err("operands of two sizes") }
 }
 
 /// Workgroup memory costs a software adapter more than it saves.
-fn tiled_pays(caps: &Caps, product: &Product) -> Result<(), &'static str> {
+fn tiled_pays(gpu: &Gpu, product: &Product) -> Result<(), &'static str> {
     match product.sizes.iter().all(|&size| size >= 16) {
-        _ if caps.software => Err("a software adapter"),
+        _ if gpu.caps().software => Err("a software adapter"),
         false => Err("too small for tiles of 128 x 128"),
         true => Ok(()),
     }
 }
-
-/// What kinds of operands are tuned apart.
-pub const OPERANDS: [&str; 3] = ["f32", "bf16", "fp8"];
 
 /// Sizes that are tuned apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +134,7 @@ impl Size {
     }
 
     /// M, N, K of a product of this size.
-    fn example(self, form: Form) -> [usize; 3] {
+    pub fn example(self, form: Form) -> [usize; 3] {
         match (self, form) {
             (Size::Narrow, Form::Nt) => [4096, 8, 4096],
             (Size::Narrow, Form::Nn) => [4096, 4096, 8],
@@ -169,147 +156,52 @@ impl Size {
     }
 }
 
-/// The name under which a kernel is rejected for a form and operands.
-pub fn op_name(form: Form, operands: &str) -> String {
-    format!("gemm {} {operands}", form.name())
-}
-
-/// The name under which the fastest kernel is kept.
-pub fn class_name(form: Form, operands: &str, size: Size) -> String {
-    format!("{} {}", op_name(form, operands), size.name())
-}
-
 impl Product {
-    /// Its operands as one of [`OPERANDS`], if they are tuned.
-    fn operands(&self) -> Option<&'static str> {
-        match self.operands[0] {
-            DType::F32 => Some("f32"),
-            DType::BF16 => Some("bf16"),
-            DType::E4M3 | DType::E5M2 => Some("fp8"),
-            DType::F16 | DType::U32 => None,
-        }
+    /// Bytes of the larger operand in panels.
+    fn panel_bytes(&self) -> u64 {
+        let [m, n, k] = self.sizes;
+        let weights = self.groups.unwrap_or(1);
+        let (a, b) = match self.form {
+            // Every group of rows may end in a block that is not full.
+            Form::Tn if self.groups.is_some() => ((k / BLOCK + weights) * m, (k / BLOCK + weights) * n),
+            Form::Tn => (k.div_ceil(BLOCK) * m, k.div_ceil(BLOCK) * n),
+            Form::Nt | Form::Nn => (k.div_ceil(BLOCK) * m, weights * k.div_ceil(BLOCK) * n),
+        };
+        // bf16 becomes halves.
+        (a.max(b) * BLOCK * self.operands[0].size()) as u64
     }
 }
 
-/// Why a kernel was chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Why {
-    /// `--kernel` names it, or names one that cannot compute this product.
-    Named,
-    /// `moe8 tune` found it the fastest.
-    Tuned,
-    /// It is the first of the table that can run and pays.
-    Rule,
-}
+impl Call for Product {
+    type Kernel = GemmKernel;
 
-/// The kernel for a product on this adapter, and why: what `--kernel` names, if it can run; else what was found the fastest;
-/// else by rule.
-pub(super) fn choose(gpu: &Gpu, product: &Product) -> (GemmKernel, Why) {
-    decide(gpu, product, |_, _| ())
-}
+    const TABLE: &'static [Candidate<Product>] = &[
+        Candidate { kernel: GemmKernel::Narrow, can_run: narrow_can_run, pays: narrow_pays },
+        Candidate { kernel: GemmKernel::Coop, can_run: coop_can_run, pays: coop_pays },
+        Candidate { kernel: GemmKernel::Tiled, can_run: tiled_can_run, pays: tiled_pays },
+        Candidate { kernel: GemmKernel::Scalar, can_run: |_, _| Ok(()), pays: |_, _| Ok(()) },
+    ];
 
-/// [`choose`]; `passed` hears of every candidate that was not taken, and why.
-fn decide(gpu: &Gpu, product: &Product, mut passed: impl FnMut(GemmKernel, &str)) -> (GemmKernel, Why) {
-    let (options, caps) = (gpu.options(), gpu.caps());
-    if options.kernel.is_none()
-        && let Some(kernel) = tuned(gpu, product)
-    {
-        return (kernel, Why::Tuned);
+    fn name(kernel: GemmKernel) -> &'static str {
+        kernel.name()
     }
-    for candidate in &CANDIDATES {
-        let kernel = candidate.kernel;
-        if let Err(why) = (candidate.can_run)(&caps, product) {
-            passed(kernel, if options.no_coop && kernel == GemmKernel::Coop { "--no-coop" } else { why });
-        } else if options.kernel == Some(kernel) {
-            return (kernel, Why::Named);
-        } else if options.kernel.is_some() {
-            passed(kernel, "not what --kernel names");
-        } else if let Some(why) = rejection(gpu, product, kernel) {
-            passed(kernel, why);
-        } else if let Err(why) = (candidate.pays)(&caps, product) {
-            passed(kernel, why);
-        } else {
-            return (kernel, Why::Rule);
-        }
+
+    fn named(gpu: &Gpu) -> Option<GemmKernel> {
+        gpu.options().kernel
     }
-    (GemmKernel::Scalar, Why::Named)
-}
 
-/// The kernel that was found the fastest for such products, if it can run as the adapter was opened.
-fn tuned(gpu: &Gpu, product: &Product) -> Option<GemmKernel> {
-    let (decisions, operands) = (gpu.decisions(), product.operands()?);
-    if decisions.is_empty() {
-        return None;
+    fn op(&self) -> String {
+        format!("gemm {} {}", self.form.name(), operands(self.operands[0]))
     }
-    let fastest = decisions.fastest(&class_name(product.form, operands, Size::of(product)))?;
-    let candidate = CANDIDATES.iter().find(|c| c.kernel.name() == fastest.kernel)?;
-    let fits = (candidate.can_run)(&gpu.caps(), product).is_ok();
-    let kernel = Some(candidate.kernel).filter(|_| fits)?;
-    rejection(gpu, product, kernel).is_none().then_some(kernel)
-}
 
-/// Why a kernel is not to be used here, if so. The register tiles are the last resort.
-fn rejection<'a>(gpu: &'a Gpu, product: &Product, kernel: GemmKernel) -> Option<&'a str> {
-    let decisions = gpu.decisions();
-    if decisions.is_empty() || kernel == GemmKernel::Scalar {
-        return None;
+    fn size(&self) -> &'static str {
+        Size::of(self).name()
     }
-    decisions.rejection(&op_name(product.form, product.operands()?), kernel)
-}
-
-/// The kernels that can compute a product on this adapter, and are not rejected there.
-pub fn candidates(gpu: &Gpu, product: &Product) -> Vec<GemmKernel> {
-    let can_run = |c: &&Candidate| (c.can_run)(&gpu.caps(), product).is_ok();
-    let kernels = CANDIDATES.iter().filter(can_run).map(|c| c.kernel);
-    kernels.filter(|kernel| rejection(gpu, product, *kernel).is_none()).collect()
-}
-
-/// The kernel for a product on this adapter, and why in words.
-pub fn choice(gpu: &Gpu, product: &Product) -> (GemmKernel, String) {
-    let mut passed = Vec::new();
-    let (kernel, why) = decide(gpu, product, |kernel, why| passed.push(format!("{}: {why}", kernel.name())));
-    let fastest = || {
-        let class = class_name(product.form, product.operands()?, Size::of(product));
-        let fastest = gpu.decisions().fastest(&class)?;
-        Some(format!("tuned: {:.1}x faster than {}", fastest.times, fastest.than.as_ref()?))
-    };
-    let words = match why {
-        Why::Named if gpu.options().kernel == Some(kernel) => format!("--kernel {}", kernel.name()),
-        Why::Tuned => fastest().unwrap_or_else(|| "tuned: no other can run".into()),
-        Why::Rule if passed.is_empty() => "by capability".into(),
-        _ => format!("by capability; not {}", passed.join("; not ")),
-    };
-    (kernel, words)
 }
 
 /// How the kernel for a product reads its operands.
 pub(crate) fn order(gpu: &Gpu, product: &Product) -> Order {
-    if choose(gpu, product).0 == GemmKernel::Coop { Order::Panels } else { Order::Rows }
-}
-
-/// The kernel chosen for each class of products, and why: `gemm form operands size: kernel (reason)`. Forms that do not differ
-/// share a line.
-pub fn explain(gpu: &Gpu) -> Vec<String> {
-    use DType::{BF16, E4M3, F32};
-    let mut lines = Vec::new();
-    for (operand, name) in [F32, BF16, E4M3].into_iter().zip(OPERANDS) {
-        for size in Size::ALL {
-            let of = |form| choice(gpu, &Product { form, operands: [operand; 2], sizes: size.example(form) });
-            let all: Vec<_> = Form::ALL.into_iter().map(|form| (form, of(form))).collect();
-            let mut told = Vec::new();
-            for (_, choice) in &all {
-                if told.contains(&choice) {
-                    continue;
-                }
-                let forms: Vec<_> = all.iter().filter(|(_, c)| c == choice).map(|(f, _)| f.name()).collect();
-                let (kernel, why) = choice;
-                let forms = forms.join(" ");
-                lines.push(format!("gemm {forms} {name} {}: {} ({why})", size.name(), kernel.name()));
-                told.push(choice);
-            }
-        }
-    }
-    lines
+    if choose(gpu, product) == GemmKernel::Coop { Order::Panels } else { Order::Rows }
 }
 
 #[cfg(test)]
@@ -332,12 +224,13 @@ mod tests {
             (Form::Nt, [2048, 1024, 1024], Size::Large),
             (Form::Nt, [usize::MAX; 3], Size::Large),
         ] {
-            let product = Product { form, operands: [DType::F32; 2], sizes };
+            let product = Product { form, operands: [DType::F32; 2], sizes, groups: None };
             assert_eq!(Size::of(&product), class, "{product:?}");
         }
         for form in Form::ALL {
             for size in Size::ALL {
-                let product = Product { form, operands: [DType::F32; 2], sizes: size.example(form) };
+                let product =
+                    Product { form, operands: [DType::F32; 2], sizes: size.example(form), groups: None };
                 assert_eq!(Size::of(&product), size, "{product:?}");
             }
         }

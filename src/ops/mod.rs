@@ -5,7 +5,9 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod attention_choice;
 mod attention_coop;
+pub mod choice;
 pub mod clip;
 pub mod cross_entropy;
 pub mod dispatch;
@@ -20,6 +22,7 @@ mod gemm_narrow;
 mod gemm_tiled;
 pub(crate) mod panels;
 pub mod quantize;
+pub mod quantize_choice;
 mod quantize_wide;
 pub mod rmsnorm;
 pub mod rope;

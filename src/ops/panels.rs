@@ -22,7 +22,7 @@ const ALONG: Kernel = Kernel { name: "panels.along", text: TEXT, entry: "along" 
 const ACROSS: Kernel = Kernel { name: "panels.across", text: TEXT, entry: "across" };
 
 /// Steps of a block: the contraction is padded to a multiple of it.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Threads of a workgroup.
 const LANES: usize = 256;
 

@@ -7,9 +7,11 @@
 //! A NaN or an infinity poisons its own row, group's column or tensor, and no other.
 
 use crate::Result;
-use crate::gpu::{Gpu, Kernel, Variant};
+use crate::gpu::{Gpu, Kernel, QuantizeKernel, Variant};
 use crate::num::DType;
+use crate::ops::choice::choose;
 use crate::ops::panels::{Codes, Contraction, Order};
+use crate::ops::quantize_choice::{Axes, Quantization};
 use crate::ops::quantize_wide::{self as wide, Groups};
 use crate::tensor::Tensor;
 
@@ -39,6 +41,11 @@ const TENSOR_CAST: Kernel = Kernel { name: "quantize.tensor_cast", text: TEXT, e
 /// Bits of the de-scale of zeros: `2^-48` under e4m3, `2^-110` for halves.
 fn floor(codes: DType) -> u32 {
     if codes == DType::F16 { 17 << 23 } else { (127 - 48) << 23 }
+}
+
+/// Whether [`wide`] is to quantize `x`.
+fn use_wide(gpu: &Gpu, x: &Tensor, axes: Axes, order: Order) -> bool {
+    choose(gpu, &Quantization::in_order(gpu, x, axes, order)) == QuantizeKernel::Wide
 }
 
 /// A tensor in fp8, and what undoes its scales.
@@ -98,7 +105,7 @@ pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
 /// range, so that bf16 values keep all their bits down to `2^-29` of the row's largest, and are off by at most `2^-39` of it below.
 #[track_caller]
 pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
-    if wide::can_run(gpu, x) && wide::fits_registers(gpu, x) {
+    if use_wide(gpu, x, Axes::Rows, order) {
         return wide::rows(gpu, x, dtype, order);
     }
     let out = Quantized::of_rows(gpu, x, dtype, Order::Rows)?;
@@ -158,7 +165,7 @@ pub(crate) fn along_weight_columns(
 
 #[track_caller]
 fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
-    if wide::can_run(gpu, x) {
+    if use_wide(gpu, x, Axes::Columns, order) {
         return wide::columns(gpu, x, groups, dtype, order);
     }
     let out = Quantized::of_columns(gpu, x, groups, dtype, Order::Rows)?;
@@ -209,7 +216,7 @@ fn both_axes(
     groups: Groups,
     order: Order,
 ) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
-    if wide::can_run(gpu, x) && wide::fits_registers(gpu, x) {
+    if use_wide(gpu, x, Axes::Both, order) {
         return wide::both(gpu, x, groups, DType::E4M3, order);
     }
     Ok((along_rows(gpu, x, DType::E4M3, order)?, columns(gpu, x, groups, DType::E4M3, order)?))

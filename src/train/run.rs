@@ -27,7 +27,7 @@ pub struct RunOptions {
     pub gpu: crate::gpu::Options,
     /// Ranks; none: as many as the launcher started, else 1.
     pub ranks: Option<usize>,
-    /// Say which kernels were used.
+    /// Say which kernels are used, and why.
     pub explain: bool,
 }
 
@@ -53,7 +53,6 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<()> {
 /// One rank of a run.
 struct Rank<'a> {
     config: &'a Config,
-    options: &'a RunOptions,
     comm: Arc<dyn Communicator>,
     show: bool,
     gpu: Gpu,
@@ -197,7 +196,10 @@ impl<'a> Rank<'a> {
         let (rank, world) = (comm.rank(), comm.size());
         config.validate(world)?;
         let show = shows(rank);
-        let gpu = Gpu::open_with(&options.device, options.gpu.clone())?;
+        let gpu = Gpu::open_with(
+            &options.device,
+            crate::gpu::Options { quiet: options.gpu.quiet || rank != 0, ..options.gpu.clone() },
+        )?;
         let (loader, args) = open_data(config)?;
         args.validate()?;
         let lines = Lines { show, rank, world };
@@ -210,6 +212,10 @@ impl<'a> Rank<'a> {
         }
         let planner = plan(config, &gpu, &comm, &args)?;
         lines.say(&format!("Device memory needed: {}", report::size(planner.memory())));
+        if options.explain {
+            planner.choices().iter().for_each(|line| lines.say(line));
+            planner.kernels().iter().for_each(|kernel| lines.say(&format!("kernel: {kernel}")));
+        }
         gpu.prepare(&planner)?;
         let trainer = build(config, &gpu, &comm, &args)?;
         for line in report::conversions(trainer.model().conversions()) {
@@ -224,7 +230,7 @@ impl<'a> Rank<'a> {
         let rates = Rates { memory_capacity: None, flops_per_token, peak_flops: None };
         let bar = if show && rank == 0 { progress(config.training.steps as u64) } else { None };
         logger::set_progress_bar(bar.clone());
-        Ok(Rank { config, options, comm, show, gpu, loader, trainer, rates, metrics, bar })
+        Ok(Rank { config, comm, show, gpu, loader, trainer, rates, metrics, bar })
     }
 
     fn lines(&self) -> Lines {
@@ -278,16 +284,6 @@ impl<'a> Rank<'a> {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
             logger::set_progress_bar(None);
-        }
-        if self.options.explain {
-            let (products, attention) =
-                (crate::ops::gemm_choice::explain(&self.gpu), crate::ops::attention::explain(&self.gpu));
-            for line in products.iter().chain(&attention) {
-                self.lines().say(line);
-            }
-            for kernel in self.gpu.kernels() {
-                self.lines().say(&format!("kernel: {kernel}"));
-            }
         }
         self.lines().say("Training completed");
         Ok(())
