@@ -36,6 +36,25 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> Resul
     Ok(())
 }
 
+/// Whether a file can be written at `path`, without writing it: for long work whose result goes there.
+///
+/// # Errors
+/// A folder that does not exist or cannot be written to, or something at `path` that is no file.
+pub fn check_target(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    if path.is_dir() || !folder.is_dir() {
+        let what = match folder.is_dir() {
+            true => format!("{} is a folder", path.display()),
+            false => format!("{} is no folder, and {} is to be in it", folder.display(), path.display()),
+        };
+        return Err(Error::user(what, "name a file in a folder that exists"));
+    }
+    temporary_in(folder).map(drop).map_err(|e| Error::io(path, e, "name a file in a folder you may write to"))
+}
+
 /// What to do when a file cannot be written.
 pub const WRITE_HINT: &str =
     "free some space or name a folder you may write to; nothing was left half-written";
@@ -91,6 +110,17 @@ mod tests {
         assert!(result.unwrap_err().to_string().contains("free some space"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
         assert_eq!(names(dir.path()), ["x.bin"]);
+    }
+
+    #[test]
+    fn a_target_is_checked_without_a_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        check_target(&dir.path().join("x.json")).unwrap();
+        for bad in [dir.path().to_path_buf(), dir.path().join("none/x.json")] {
+            let error = check_target(&bad).unwrap_err().to_string();
+            assert!(error.contains("folder that exists"), "{error}");
+        }
+        assert_eq!(names(dir.path()), Vec::<String>::new());
     }
 
     #[test]

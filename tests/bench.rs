@@ -114,6 +114,51 @@ fn steps_are_measured() {
     for word in ["share", "gemm.nt", "adamw", "by variant"] {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
+    a_profile_has_rows(&line);
+}
+
+/// The rows of the same profile: on standard output, and in a file.
+fn a_profile_has_rows(line: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("profile.json");
+    let rows = rows(&format!("{line} --profile --explain -o {}", file.display()));
+    assert!(rows.len() > 20, "{rows:?}");
+    for row in &rows {
+        for field in ["kernel", "variant", "clock", "adapter", "driver"] {
+            assert!(row[field].is_string(), "{field} in {row}");
+        }
+        assert!(row["launches"].as_u64() > Some(0) && row["ms"].as_f64() >= Some(0.0), "{row}");
+    }
+    let shares: f64 = rows.iter().filter_map(|row| row["share"].as_f64()).sum();
+    assert!((shares - 1.0).abs() < 1e-6, "{shares}");
+    let kept: Vec<serde_json::Value> =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("a file")).expect("one JSON value");
+    assert_eq!(kept, rows);
+}
+
+#[test]
+fn chosen_kernels_are_told_once() {
+    let line = "bench gemm --shape 33x20x31 --allow-software";
+    let told = |line: &str| run(line).2.matches("gemm nt bf16 thin: ").count();
+    assert_eq!([told(line), told(&format!("{line} --explain"))], [0, 1]);
+}
+
+#[test]
+fn a_kernel_without_variants_has_a_plain_name() {
+    let row = &rows("bench adamw --shape 1001 --json --allow-software")[0];
+    assert_eq!(row["kernel"].as_str().map(|name| name.trim_end() == name), Some(true), "{row}");
+}
+
+#[test]
+fn layers_of_width_1_are_measured() {
+    let gpu = open(Options::default());
+    let mut runner = Runner::with(&gpu, QUICK);
+    for (shape, precision) in
+        [([5, 1, 1, 2], Precision::F32), ([5, 8, 1, 2], Precision::Bf16), ([3, 1, 8, 1], Precision::Fp8)]
+    {
+        let row = runner.measure_case(&moe::case(&gpu, shape, precision).expect("a case")).expect("a row");
+        assert_eq!((&row.failed, row.median_ms.is_some()), (&None, true), "{row:?}");
+    }
 }
 
 /// A layer that is right, and the same one with its result times a factor: wrong, and run twice only (on the planner and
@@ -258,6 +303,17 @@ fn bad_input_is_refused() {
         ("bench grouped --groups Cargo.toml", "Cargo.toml"),
         ("bench copy --profile", "step"),
         ("bench step --shape 2x64 --training.seq_len=0", "hint"),
+        ("bench adamw --ranks 2", "one rank"),
+        ("bench adamw --precision bf16", "--precision bf16"),
+        ("bench rmsnorm swiglu --precision fp8", "f32 and bf16"),
+        ("bench gemm --config configs/quickstart.toml", "bench step"),
+        ("bench gemm --training.steps=3", "--shape"),
+        ("bench rope --groups uniform", "fall into groups"),
+        ("bench copy --check-nan", "step and moe"),
+        ("bench copy --shape 4096 -o no/such/file.json", "folder that exists"),
+        ("bench copy --shape 4096 -o src", "src is a folder"),
+        ("bench attention --shape 1x4x2x2x6", "--shape BxSxHxKVxD"),
+        ("bench gemm --shape 9000x9000x9 --precision f32", "--shape MxKxN"),
         ("compare no/a.json no/b.json", "no/a.json"),
         ("compare Cargo.toml Cargo.toml", "moe8 bench"),
     ] {

@@ -11,6 +11,7 @@ pub mod data;
 pub mod gemm;
 pub mod memory;
 pub mod moe;
+pub mod profile;
 pub mod row;
 pub mod runner;
 pub mod step;

@@ -141,10 +141,9 @@ pub fn csv(rows: &[Row]) -> String {
     out
 }
 
-/// Rows as one JSON array, one row a line.
-pub fn file(rows: &[Row]) -> String {
-    let lines: Vec<String> = rows.iter().map(Row::json).collect();
-    format!("[\n{}\n]\n", lines.join(",\n"))
+/// Objects of JSON as one array, one object a line.
+pub fn file(objects: &[String]) -> String {
+    format!("[\n{}\n]\n", objects.join(",\n"))
 }
 
 /// Rows from a file: a JSON array, or one object a line.

@@ -5,6 +5,7 @@ use super::row::Row;
 use crate::Result;
 use crate::gpu::{Clock, Gpu};
 use crate::tensor::Tensor;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// What a case does, for its rate.
@@ -108,6 +109,8 @@ pub struct Runner {
     settings: Settings,
     busy: Option<Instant>,
     rows: Vec<Row>,
+    /// What was said of chosen kernels, if anything is to be said.
+    told: Option<BTreeSet<String>>,
 }
 
 impl Runner {
@@ -118,7 +121,29 @@ impl Runner {
 
     /// With other settings.
     pub fn with(gpu: &Gpu, settings: Settings) -> Runner {
-        Runner { gpu: gpu.clone(), settings, busy: None, rows: Vec::new() }
+        Runner { gpu: gpu.clone(), settings, busy: None, rows: Vec::new(), told: None }
+    }
+
+    /// Says once which kernels are chosen, and why, as cases come to them.
+    #[must_use]
+    pub fn explaining(self, explain: bool) -> Runner {
+        Runner { told: explain.then(BTreeSet::new), ..self }
+    }
+
+    /// Whether it says which kernels are chosen.
+    pub fn explains(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// Says what `planner` chose, unless it was said or nobody wants to know.
+    pub fn explain(&mut self, planner: &Gpu) {
+        let Some(told) = &mut self.told else { return };
+        for line in planner.choices() {
+            if !told.contains(&line) {
+                log::info!("{line}");
+                told.insert(line);
+            }
+        }
     }
 
     /// The device.
@@ -156,6 +181,7 @@ impl Runner {
         };
         let planner = self.gpu.planner();
         (case.run)(&planner)?;
+        self.explain(&planner);
         row.dispatches = planner.counters().dispatches;
         row.kernel = chosen(&planner.kernels());
         let results = (case.run)(&self.gpu)?;

@@ -1,23 +1,19 @@
-//! Whole training steps: the time of one, and where it goes.
+//! Whole training steps: the time of one.
 
 use super::runner::{Runner, Times};
 use crate::comm::{Communicator, Solo};
 use crate::config::Config;
-use crate::gpu::{Clock, Gpu, KernelTime};
+use crate::gpu::{Clock, Gpu};
 use crate::train::data::{Batch, Loader};
-use crate::train::run::{build, open_data};
+use crate::train::run::{build, open_data, plan};
 use crate::train::trainer::Trainer;
 use crate::{Error, Result};
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Steps before anything is timed: the first two make buffers, bind groups and pipelines.
 const FIRST_STEPS: usize = 3;
-/// Most lines of the second table of [`Profile::table`].
-const LONGEST: usize = 40;
 
 /// How the step's linears and experts compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +82,17 @@ pub fn config(
     let config = Config::load(file, &keys)?.config;
     config.validate(1)?;
     Ok(config)
+}
+
+/// A planner that has taken a run's first steps.
+///
+/// # Errors
+/// Limits of the device.
+pub fn planned(gpu: &Gpu, config: &Config) -> Result<Gpu> {
+    let (_, args) = open_data(config)?;
+    args.validate()?;
+    let solo: Arc<dyn Communicator> = Arc::new(Solo::new());
+    plan(config, gpu, &solo, &args)
 }
 
 /// A model that trains on one rank.
@@ -182,6 +189,9 @@ const FIRST_LOSS: f64 = 0.25;
 /// As [`Stepper::run`].
 pub fn measure(runner: &mut Runner, config: &Config, name: &str, precision: Precision) -> Result<()> {
     let gpu = runner.gpu().clone();
+    if runner.explains() {
+        runner.explain(&planned(&gpu, config)?);
+    }
     let mut stepper = Stepper::new(&gpu, config)?;
     let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
     let mut row = super::row::Row {
@@ -216,67 +226,4 @@ pub fn measure(runner: &mut Runner, config: &Config, name: &str, precision: Prec
     row.kernel = format!("{} kernels", gpu.kernels().len());
     runner.push(row);
     Ok(())
-}
-
-/// Where the time of a step goes.
-pub struct Profile {
-    clock: Clock,
-    kernels: Vec<KernelTime>,
-    steps: usize,
-}
-
-/// Profiles `steps` steps of `config` on an adapter that was opened with [`crate::gpu::Options::profile`].
-///
-/// # Errors
-/// As [`Stepper::run`].
-pub fn profile(gpu: &Gpu, config: &Config, steps: usize) -> Result<Profile> {
-    let mut stepper = Stepper::new(gpu, config)?;
-    stepper.run(FIRST_STEPS)?;
-    gpu.reset_profile()?;
-    stepper.run(steps)?;
-    let (clock, kernels) = gpu.profile()?;
-    Ok(Profile { clock, kernels, steps: steps.max(1) })
-}
-
-impl Profile {
-    /// Milliseconds of one step, all launches added up.
-    pub fn total_ms(&self) -> f64 {
-        self.kernels.iter().map(|k| k.seconds).sum::<f64>() * 1e3 / self.steps as f64
-    }
-
-    /// Two tables: by kernel name, then by variant and number of workgroups. Times and launches are of one step.
-    pub fn table(&self) -> String {
-        let total = self.total_ms();
-        let mut names = BTreeMap::<&str, (u64, f64)>::new();
-        for k in &self.kernels {
-            let sum = names.entry(k.kernel.split(' ').next().unwrap_or_default()).or_default();
-            sum.0 += k.dispatches;
-            sum.1 += k.seconds;
-        }
-        let mut names: Vec<_> = names.into_iter().map(|(name, (n, s))| (name.to_string(), n, s)).collect();
-        names.sort_by(|a, b| b.2.total_cmp(&a.2));
-        let launches: u64 = self.kernels.iter().map(|k| k.dispatches).sum::<u64>() / self.steps as u64;
-        let mut out = format!(
-            "{total:.3} ms in {launches} launches of a step, each timed by itself ({} clock)\n",
-            self.clock.name()
-        );
-        self.lines(&mut out, names.into_iter());
-        let _ = writeln!(out, "by variant and workgroups, the {LONGEST} longest:");
-        let longest = self.kernels.iter().take(LONGEST);
-        self.lines(
-            &mut out,
-            longest.map(|k| (format!("{} x {}", k.groups, k.kernel), k.dispatches, k.seconds)),
-        );
-        out
-    }
-
-    fn lines(&self, out: &mut String, rows: impl Iterator<Item = (String, u64, f64)>) {
-        let _ = writeln!(out, "  share        ms  launches  kernel");
-        for (name, dispatches, seconds) in rows {
-            let ms = seconds * 1e3 / self.steps as f64;
-            let share = 100.0 * ms / self.total_ms().max(f64::MIN_POSITIVE);
-            let launches = dispatches / self.steps as u64;
-            let _ = writeln!(out, "{share:6.2}%  {ms:8.4}  {launches:8}  {name}");
-        }
-    }
 }

@@ -98,6 +98,20 @@ impl Op {
         }
     }
 
+    /// Precisions that it can be measured in, other than its only one.
+    pub fn precisions(self) -> &'static [Precision] {
+        match self {
+            Op::Copy | Op::Quantize | Op::AdamW => &[],
+            Op::Gemm | Op::Grouped | Op::Linear | Op::Moe | Op::Step => &Precision::ALL,
+            _ => &Precision::ALL[..2],
+        }
+    }
+
+    /// Whether its rows fall into groups that can be chosen.
+    pub fn has_groups(self) -> bool {
+        matches!(self, Op::Quantize | Op::Grouped | Op::Linear)
+    }
+
     /// Shapes when none is asked for: real models' on a GPU, seconds of work on a software adapter.
     fn shapes(self, software: bool) -> &'static [&'static str] {
         match (self, software) {
@@ -166,6 +180,8 @@ pub struct Plan {
     pub config: Option<PathBuf>,
     /// Keys of the configuration of a training step.
     pub overrides: Vec<String>,
+    /// Say which kernels are chosen, and why.
+    pub explain: bool,
 }
 
 /// Measures a plan; rows in its order.
@@ -181,7 +197,7 @@ pub fn run(gpu: &Gpu, plan: &Plan) -> Result<Vec<Row>> {
 /// # Errors
 /// As [`run`].
 pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> {
-    let mut runner = Runner::with(gpu, settings);
+    let mut runner = Runner::with(gpu, settings).explaining(plan.explain);
     for op in &plan.ops {
         let defaults = op.shapes(gpu.caps().software).iter().map(ToString::to_string);
         let shapes = if plan.shapes.is_empty() { defaults.collect() } else { plan.shapes.clone() };
@@ -193,7 +209,7 @@ pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> 
             continue;
         }
         for shape in shapes {
-            op_at(&mut runner, plan, *op, &shape)?;
+            op_at(&mut runner, plan, *op, &shape).map_err(|e| name_shape(e, *op))?;
         }
     }
     let has = |ops: &[Op]| plan.ops.iter().any(|o| ops.contains(o));
@@ -205,6 +221,23 @@ pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> 
     let needs_gemm = has(&[Op::Attention, Op::Linear, Op::Moe, Op::Step]) && !has(&[Op::Gemm, Op::Grouped]);
     let gemm = if needs_gemm { peak(&mut runner)? } else { None };
     Ok(runner.finish(copy, gemm))
+}
+
+/// An error about sizes says what to do as a benchmark's user can: training keys are not among it, but for steps.
+fn name_shape(error: Error, op: Op) -> Error {
+    let shape = format!("--shape {}", op.form());
+    match error {
+        Error::User { what, hint } if hint.contains("training.") || hint.contains("model.") => {
+            let hint = match op {
+                Op::Step => format!("{hint}; or choose other sizes with {shape}"),
+                _ => format!(
+                    "choose other sizes with {shape}, or another adapter with --device (see `moe8 devices`)"
+                ),
+            };
+            Error::user(what, hint)
+        }
+        other => other,
+    }
 }
 
 /// As much as one binding holds, up to 1 GiB; 16 MiB on a software adapter.

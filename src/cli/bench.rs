@@ -2,8 +2,9 @@
 
 use super::RunOptions;
 use super::args::{BenchArgs, BenchOp};
-use crate::atomic::{WRITE_HINT, write_atomically};
+use crate::atomic::{WRITE_HINT, check_target, write_atomically};
 use crate::bench::data::Split;
+use crate::bench::profile;
 use crate::bench::row::{self, Row};
 use crate::bench::step::{self, Precision};
 use crate::bench::suite::{self, Groups, Op, Plan};
@@ -20,29 +21,35 @@ const SUITE_FILE: &str = "bench.json";
 /// Measures what `args` ask for and prints it on standard output.
 ///
 /// # Errors
-/// An adapter that was not asked for, its limits, a result that is wrong.
+/// An adapter that was not asked for, its limits, a result that is wrong, a file that cannot be written.
 pub fn run(args: &BenchArgs, opts: &RunOptions, overrides: &[String]) -> Result<()> {
     let plan = plan(args, overrides)?;
+    let output = args.output.clone().or_else(|| args.suite.as_ref().map(|_| PathBuf::from(SUITE_FILE)));
+    if let Some(path) = &output {
+        check_target(path)?;
+    }
     let gpu = open(args, opts)?;
     if args.profile {
-        return profile(&gpu, args, &plan);
+        return profile(&gpu, args, &plan, output.as_deref());
     }
     let rows = suite::run(&gpu, &plan)?;
-    let text = match (args.json, args.csv) {
+    print(&match (args.json, args.csv) {
         (true, _) => rows.iter().map(|r| r.json() + "\n").collect(),
         (_, true) => row::csv(&rows),
         _ => row::markdown(&rows),
-    };
-    // A closed pipe is no reason to fail.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
-    let default = args.suite.as_ref().map(|_| PathBuf::from(SUITE_FILE));
-    if let Some(path) = args.output.clone().or(default) {
-        save(&path, &rows)?;
+    });
+    if let Some(path) = output {
+        save(&path, &rows.iter().map(Row::json).collect::<Vec<_>>())?;
     }
     verdict(&rows)
 }
 
-fn save(path: &Path, rows: &[Row]) -> Result<()> {
+/// A closed pipe is no reason to fail.
+fn print(text: &str) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+fn save(path: &Path, rows: &[String]) -> Result<()> {
     let text = row::file(rows);
     write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e, WRITE_HINT)))?;
     log::info!("wrote {} rows to {}", rows.len(), path.display());
@@ -92,6 +99,7 @@ fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
     if args.profile && ops != [Op::Step] {
         return Err(Error::user("--profile is for training steps", "write `moe8 bench step --profile`"));
     }
+    refuse_strangers(args, &ops, overrides)?;
     let groups = match args.groups.as_deref() {
         None => Groups::Both,
         Some("uniform") => Groups::Uniform,
@@ -106,7 +114,41 @@ fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
         precisions: named.collect(),
         config: args.run.config.clone(),
         overrides: overrides.to_vec(),
+        explain: args.run.explain,
     })
+}
+
+/// Options that none of `ops` has are errors: nothing passes in silence.
+fn refuse_strangers(args: &BenchArgs, ops: &[Op], overrides: &[String]) -> Result<()> {
+    let step = |op: &Op| *op == Op::Step;
+    let precision = |op: &Op| {
+        op.precisions().iter().any(|p| args.precision.as_deref().is_none_or(|name| name == p.name()))
+    };
+    let of_groups = "the rows of quantize, grouped and op fall into groups";
+    let of_precision = "gemm, grouped, op, moe and step have f32, bf16 and fp8; copy, quantize and adamw one precision only; \
+                        the others f32 and bf16";
+    let of_config =
+        "a configuration and its keys are for `moe8 bench step`; other sizes are chosen with --shape";
+    let given = |yes: bool, name: &str| yes.then(|| name.to_string());
+    let named = args.precision.as_ref().map(|p| format!("--precision {p}"));
+    let asked: [(Option<String>, bool, &str); 6] = [
+        (given(args.groups.is_some(), "--groups"), ops.iter().any(|op| op.has_groups()), of_groups),
+        (named, ops.iter().any(precision), of_precision),
+        (given(args.run.config.is_some(), "--config"), ops.iter().any(step), of_config),
+        (overrides.first().cloned(), ops.iter().any(step), of_config),
+        (given(args.run.ranks.is_some_and(|n| n != 1), "--ranks"), false, "a benchmark has one rank"),
+        (
+            given(args.run.check_nan, "--check-nan"),
+            ops.iter().any(|op| step(op) || *op == Op::Moe),
+            "it looks at the ops of a model: those of step and moe",
+        ),
+    ];
+    for (option, fits, hint) in asked {
+        if let Some(option) = option.filter(|_| !fits) {
+            return Err(Error::user(format!("{option} is not for what is measured here"), hint));
+        }
+    }
+    Ok(())
 }
 
 fn library(op: BenchOp) -> Op {
@@ -130,17 +172,29 @@ fn library(op: BenchOp) -> Op {
     }
 }
 
-/// Prints where the time of a step goes.
-fn profile(gpu: &Gpu, args: &BenchArgs, plan: &Plan) -> Result<()> {
+/// Prints where the time of a step goes, and keeps it in `output`.
+fn profile(gpu: &Gpu, args: &BenchArgs, plan: &Plan, output: Option<&Path>) -> Result<()> {
     let default = if gpu.caps().software { "2x64" } else { "8x2048" };
     let shape = args.shape.first().map(String::as_str).or(plan.config.is_none().then_some(default));
     let precision = plan.precisions.first().copied().unwrap_or(Precision::Fp8);
     let config = plan.step(precision, shape)?;
-    let table = step::profile(gpu, &config, PROFILED_STEPS)?.table();
+    if plan.explain {
+        step::planned(gpu, &config)?.choices().iter().for_each(|line| log::info!("{line}"));
+    }
+    let profile = profile::profile(gpu, &config, PROFILED_STEPS)?;
+    let lines = profile.lines();
+    let objects: Vec<String> = lines.iter().map(profile::Line::json).collect();
     let (batch, seq) = (config.training.local_batch_size, config.training.seq_len);
-    let head =
-        format!("{} ({}): step in {}, {batch} x {seq} tokens", gpu.name(), gpu.driver(), precision.name());
-    // A closed pipe is no reason to fail.
-    let _ = writeln!(std::io::stdout().lock(), "{head}\n{table}");
-    Ok(())
+    print(&match (args.json, args.csv) {
+        (true, _) => objects.iter().map(|line| format!("{line}\n")).collect(),
+        (_, true) => profile::csv(&lines),
+        _ => format!(
+            "{} ({}): step in {}, {batch} x {seq} tokens\n{}\n",
+            gpu.name(),
+            gpu.driver(),
+            precision.name(),
+            profile.table()
+        ),
+    });
+    output.map_or(Ok(()), |path| save(path, &objects))
 }
