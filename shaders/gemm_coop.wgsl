@@ -1,7 +1,9 @@
-// Grouped GEMM on matrix units (16x16x16, f16 operands, f32 sums): the three forms of gemm.wgsl, for operands in panels
+// Grouped GEMM on matrix units (lib/fragments.wgsl): the three forms of gemm.wgsl, for operands in panels
 // (lib/panels.wgsl) of fp8 codes or halves. In panels every operand runs along the contraction, so one kernel serves all
 // forms: groups own rows of the result (nt, nn), or blocks of the contraction (tn).
-// Four subgroups share a tile of 128 x 128 outputs, 64 x 64 each: 4 x 4 fragments in registers.
+// Four subgroups share a tile of outputs, a quarter each: 4 x 4 fragments in registers. With fragments of 16 x 16 that is 128 x 128
+// outputs and 128 registers of sums a lane; with 8 x 8 it is 64 x 64 and 32, for GPUs with fewer registers, whose lanes get
+// slow with more (the tile that MLX uses there).
 // The simple algorithm: load 16 contraction steps of both operands, decode them to f16 into workgroup memory, multiply
 // fragments, repeat; at the end scale, round and store.
 // What this adds, each measured (see docs/numbers.md):
@@ -18,11 +20,6 @@
 // are not stored; the contraction is padded by zeros in memory.
 // Variants: F8 / F16: codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;
 // A_E5M2: codes of A are e5m2; BY_ROWS / BY_STEPS: what groups own.
-enable f16;
-enable wgpu_cooperative_matrix;
-
-// 16 bytes: eight halves, stored at once.
-struct H8 { x: vec4<f16>, y: vec4<f16> }
 
 @group(0) @binding(1) var<storage, read> a: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> b: array<vec4<u32>>;
@@ -31,22 +28,28 @@ struct H8 { x: vec4<f16>, y: vec4<f16> }
 @group(0) @binding(5) var<storage, read> col_scale: array<f32>;
 @group(0) @binding(6) var<storage, read_write> out: array<OUT>;
 
-// A slice of each operand: 128 rows of 16 halves and 8 of padding. And one fragment of results per subgroup, 16 floats and 8
-// of padding a row.
-var<workgroup> ta: array<H8, 384>;
-var<workgroup> tb: array<H8, 384>;
-var<workgroup> te: array<vec4<f32>, 384>;
+const STEP = EDGE * 3u;           // from fragment to fragment of a slice, in H8
+const SLICE_STRIDE = 6u * QUAD;   // from row to row of a slice, for fragments
+const TURN_ROW = TURN_QUADS + 2u; // of the results of a turn, in F4
+const TURN_STRIDE = TURN_ROW * QUAD;
+const DOWN = LANES / TURN_QUADS;  // rows that a subgroup reads at a time
+
+// A slice of each operand: rows of 16 halves and 8 of padding. And results of one turn of each subgroup, with 8 floats of padding a
+// row: a fragment of 16 x 16 at a time, or a row of four of 8 x 8.
+var<workgroup> ta: array<H8, TILE * 3u>;
+var<workgroup> tb: array<H8, TILE * 3u>;
+var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let tile = tile_of(grid_index(wg, nwg));
   let sg = li / LANES;
   let lane = li % LANES;
-  let wrow = (sg / 2u) * 64u;
-  let wcol = (sg % 2u) * 64u;
+  let wrow = (sg / 2u) * (4u * EDGE);
+  let wcol = (sg % 2u) * (4u * EDGE);
 //!repeat i 4
 //!repeat j 4
-  var c$i_$j = coop_mat16x16<f32, C>();
+  var c$i_$j = FragmentC();
 //!end
 //!end
   // Where this thread's 16 bytes of panel 0 lie, and where they go.
@@ -62,8 +65,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let fa = wrow * 3u;
   let fb = wcol * 3u;
 //!repeat i 4
-  var fa$i = coop_mat16x16<f16, A>();
-  var fb$i = coop_mat16x16<f16, B>();
+//!repeat k PIECES
+  var fa$i_$k = FragmentA();
+  var fb$i_$k = FragmentB();
+//!end
 //!end
 //!repeat s 2
 //!repeat r LOADS
@@ -84,8 +89,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
   workgroupBarrier();
 //!repeat i 4
-  fa$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
-  fb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
+//!repeat k PIECES
+  fa$i_$k = coopLoadT<FragmentA>(&ta[fa + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+  fb$i_$k = coopLoad<FragmentB>(&tb[fb + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+//!end
 //!end
   workgroupBarrier();
   if tile.blocks > 0u {
@@ -123,12 +130,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       }
 //!end
 //!repeat i 4
-      let na$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
-      let nb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
+//!repeat k PIECES
+      let na$i_$k = coopLoadT<FragmentA>(&ta[fa + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+      let nb$i_$k = coopLoad<FragmentB>(&tb[fb + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+//!end
 //!end
 //!repeat j 3
+//!repeat k PIECES
 //!repeat i 4
-      c$i_$j = coopMultiplyAdd(fa$i, fb$j, c$i_$j);
+      c$i_$j = coopMultiplyAdd(fa$i_$k, fb$j_$k, c$i_$j);
+//!end
 //!end
 //!end
       workgroupBarrier();
@@ -151,57 +162,73 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       bv$e_$r = b[bi$r + next * b_step];
 //!end
 //!end
+//!repeat k PIECES
 //!repeat i 4
-      c$i_3 = coopMultiplyAdd(fa$i, fb3, c$i_3);
+      c$i_3 = coopMultiplyAdd(fa$i_$k, fb3_$k, c$i_3);
+//!end
 //!end
 //!repeat i 4
-      fa$i = na$i;
-      fb$i = nb$i;
+//!repeat k PIECES
+      fa$i_$k = na$i_$k;
+      fb$i_$k = nb$i_$k;
+//!end
 //!end
     }
 //!end
 //!end
   }
-  // A lane has column quad lane % 4 of the rows 0 2 1 3, 4 6 5 7 ... of each fragment: no bank conflicts.
-  let te0 = sg * 96u;
-  let stride = 6u;
-  let quad = lane % 4u;
-  let down = lane / 4u;
+  // Of what a turn stores a lane reads quad lane % TURN_QUADS of the rows 0 2 1 3, 4 6 5 7 ...: no bank conflicts.
+  let te0 = sg * (EDGE * TURN_ROW);
+//!repeat y EDGE8
+//!repeat h 4
+  let turn$h = te0 + $hu * 2u; // outside of the store, which naga writes before sums that stand in it
+//!end
+//!end
+  let stride = TURN_STRIDE;
+  let quad = lane % TURN_QUADS;
+  let down = lane / TURN_QUADS;
   let at_row = (down & ~3u) | ((down & 1u) << 1u) | ((down & 2u) >> 1u);
   let row = tile.row0 + wrow + at_row;
   let col = tile.col0 + wcol + quad * 4u;
 //!repeat i 4
 //!repeat s STORE_STEPS
-  let by_row$i_$s = row_factor(tile, row + $iu * 16u + $su * (LANES / 4u));
+  let by_row$i_$s = row_factor(tile, row + $iu * EDGE + $su * DOWN);
 //!end
 //!end
-//!repeat j 4
+//!repeat j TURNS
   let by_col$j = col_factor(tile, col + $ju * 16u);
 //!end
   let quads = div_up(p.n, 4u);
 //!repeat i 4
   {
     // Four fragments side by side: a lane's quads of all of them are under way at once.
-//!repeat j 4
+//!repeat j TURNS
+//!repeat y EDGE16
     coopStoreT(c$i_$j, &te[te0], stride);
+//!end
+//!repeat y EDGE8
+//!repeat h 4
+    coopStoreT(c$i_$h, &te[turn$h].x, stride);
+//!end
+//!end
     subgroupBarrier();
 //!repeat s STORE_STEPS
-    var v$s_$j = (te[te0 + (at_row + $su * (LANES / 4u)) * 6u + quad] * by_row$i_$s) * by_col$j;
+    var v$s_$j = ($F4_GET(te[te0 + (at_row + $su * DOWN) * TURN_ROW + quad]) * by_row$i_$s) * by_col$j;
 //!end
     subgroupBarrier();
 //!end
     if p.n % 4u != 0u {
 //!repeat s STORE_STEPS
-//!repeat j 4
+//!repeat j TURNS
       v$s_$j = select(vec4<f32>(0.0), v$s_$j, inside(col + $ju * 16u));
 //!end
 //!end
     }
     var sum = vec4<f32>();
 //!repeat s STORE_STEPS
-    let i$s = row + $iu * 16u + $su * (LANES / 4u);
+    let i$s = row + $iu * EDGE + $su * DOWN;
     let at$s = (tile.base + i$s) * quads + col / 4u;
-//!repeat j 4
+//!repeat j TURNS
     let mine$s_$j = i$s < tile.end && col + $ju * 16u < p.n;
 //!repeat w ACCUMULATE
     if mine$s_$j {
@@ -214,19 +241,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
     if is_nan((sum.x + sum.y) + (sum.z + sum.w)) {
 //!repeat s STORE_STEPS
-//!repeat j 4
+//!repeat j TURNS
       r$s_$j = out_put(v$s_$j);
 //!end
 //!end
     } else {
 //!repeat s STORE_STEPS
-//!repeat j 4
+//!repeat j TURNS
       r$s_$j = rounded(v$s_$j);
 //!end
 //!end
     }
 //!repeat s STORE_STEPS
-//!repeat j 4
+//!repeat j TURNS
     if mine$s_$j {
       out[at$s + $ju * 4u] = r$s_$j;
     }

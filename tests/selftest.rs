@@ -1,7 +1,7 @@
 //! The table of `moe8 selftest` on the running adapter, with every matrix kernel that it can run, and how one is chosen.
 
 use moe8::check;
-use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options};
+use moe8::gpu::{DeviceChoice, GemmKernel, Gpu, Options};
 use moe8::num::DType;
 use moe8::ops::attention;
 use moe8::ops::attention_choice::{Attention, Pass};
@@ -81,7 +81,7 @@ fn the_kernel_is_chosen_by_adapter_operands_and_wish() {
     };
     let software = plain.caps().software;
     let without = if software { GemmKernel::Scalar } else { GemmKernel::Tiled };
-    let with = if plain.caps().coop == Some(MatrixUnits::Coop16) { GemmKernel::Coop } else { without };
+    let with = if plain.caps().coop.is_some() { GemmKernel::Coop } else { without };
     assert_eq!(no_coop.caps().coop, None);
     for (gpu, fp8, f32) in [
         (&plain, with, without),

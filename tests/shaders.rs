@@ -32,6 +32,11 @@ fn matrix_capabilities() -> Capabilities {
         | Capabilities::SUBGROUP_BARRIER
 }
 
+/// Whether such a text is for the matrix units that Metal has: fragments of 8 x 8.
+fn is_for_metal(text: &str) -> bool {
+    text.contains("coop_mat8x8")
+}
+
 /// What matrix kernels may ask of the lanes of a subgroup.
 fn subgroup_operations() -> SubgroupOperationSet {
     SubgroupOperationSet::BASIC | SubgroupOperationSet::VOTE | SubgroupOperationSet::SHUFFLE
@@ -143,7 +148,35 @@ impl Shader {
         Ok(())
     }
 
-    fn write_msl(&self) -> Result<(), String> {
+    /// Fails where a fragment is loaded or stored through a pointer to something else than a scalar: naga writes that as MSL too, but
+    /// Metal has no such function.
+    fn points_to_scalars(&self) -> Result<(), String> {
+        let entry = self.module.entry_points.iter().enumerate().find(|(_, e)| e.name == self.entry);
+        let (at, entry) = entry.expect("an entry point");
+        let known = self.info.get_entry_point(at);
+        let mut pointers = Vec::new();
+        for (_, expression) in entry.function.expressions.iter() {
+            if let naga::Expression::CooperativeLoad { data, .. } = expression {
+                pointers.push(data.pointer);
+            }
+        }
+        stores(&entry.function.body, &mut pointers);
+        for pointer in &pointers {
+            let inner = known[*pointer].ty.inner_with(&self.module.types);
+            let scalar = match inner {
+                naga::TypeInner::Pointer { base, .. } => {
+                    matches!(self.module.types[*base].inner, naga::TypeInner::Scalar(_))
+                }
+                other => matches!(other, naga::TypeInner::ValuePointer { size: None, .. }),
+            };
+            if !scalar {
+                return Err(format!("a fragment through a pointer to no scalar: {inner:?}"));
+            }
+        }
+        if pointers.is_empty() { Err("no fragment is loaded".into()) } else { Ok(()) }
+    }
+
+    fn write_msl(&self, lang_version: (u8, u8)) -> Result<(), String> {
         let target = |(r, mutable): &Resource| {
             (*r, msl::BindTarget { buffer: Some(r.binding as u8), mutable: *mutable, ..Default::default() })
         };
@@ -153,7 +186,7 @@ impl Shader {
             sizes_buffer: Some(SIZES_SLOT),
         };
         let options = msl::Options {
-            lang_version: (2, 0),
+            lang_version,
             per_entry_point_map: [(self.entry.clone(), resources)].into_iter().collect(),
             fake_missing_bindings: false,
             ..msl::Options::default()
@@ -189,6 +222,24 @@ impl Shader {
     }
 }
 
+/// The pointers through which a block stores fragments.
+fn stores(block: &naga::Block, pointers: &mut Vec<naga::Handle<naga::Expression>>) {
+    for statement in block.iter() {
+        match statement {
+            naga::Statement::CooperativeStore { data, .. } => pointers.push(data.pointer),
+            naga::Statement::Block(inner) => stores(inner, pointers),
+            naga::Statement::If { accept, reject, .. } => {
+                [accept, reject].into_iter().for_each(|b| stores(b, pointers));
+            }
+            naga::Statement::Loop { body, continuing, .. } => {
+                [body, continuing].into_iter().for_each(|b| stores(b, pointers));
+            }
+            naga::Statement::Switch { cases, .. } => cases.iter().for_each(|c| stores(&c.body, pointers)),
+            _ => {}
+        }
+    }
+}
+
 /// Fails where two variables of an HLSL text lie in one register.
 fn registers_are_apart(text: &str) -> Result<(), String> {
     let mut seen = BTreeSet::new();
@@ -208,10 +259,16 @@ fn check(text: &str, entry: &str) -> Result<(), String> {
     alone.fits_needed_limits(if matrix { MATRIX_WORKGROUP_MEMORY } else { gpu::NEEDED_WORKGROUP_MEMORY })?;
     alone.write_spirv(matrix).map_err(|e| format!("SPIR-V: {e}"))?;
     if matrix {
-        // Products of 16x16x16 exist on Vulkan alone.
-        return Ok(());
+        // HLSL has no fragments, and Metal those of 8 x 8 alone.
+        return match is_for_metal(text) {
+            true => alone
+                .points_to_scalars()
+                .and_then(|()| alone.write_msl((2, 3)))
+                .map_err(|e| format!("MSL: {e}")),
+            false => Ok(()),
+        };
     }
-    alone.write_msl().map_err(|e| format!("MSL: {e}"))?;
+    alone.write_msl((2, 0)).map_err(|e| format!("MSL: {e}"))?;
     alone.write_hlsl().map_err(|e| format!("HLSL: {e}"))?;
     Ok(())
 }
@@ -259,6 +316,37 @@ fn entry_points_may_share_a_number_but_not_a_register() {
     // Not cut to one entry point, the same file overlaps: this is what the check is for.
     let whole = Shader::parse(TWO, "one").unwrap();
     assert!(whole.write_hlsl().unwrap_err().contains("taken twice"));
+}
+
+const FRAGMENTS: &str = "enable f16;
+enable wgpu_cooperative_matrix;
+struct Four { x: f16, y: f16, z: f16, w: f16 }
+@group(0) @binding(0) var<uniform> p: vec4<u32>;
+@group(0) @binding(1) var<storage, read> a: array<Four>;
+@group(0) @binding(2) var<storage, read_write> c: array<f32>;
+@compute @workgroup_size(32) fn main() {
+  let x = coopLoadT<coop_mat8x8<f16, A>>(&a[p.x].x, 8u);
+  let y = coopLoad<coop_mat8x8<f16, B>>(&a[p.y].x, 8u);
+  for (var i = 0u; i < 2u; i++) {
+    coopStoreT(coopMultiplyAdd(x, y, coop_mat8x8<f32, C>()), &c[0], 8u);
+  }
+}
+";
+
+#[test]
+fn fragments_on_metal_are_loaded_through_scalars() {
+    check(FRAGMENTS, "main").unwrap();
+    for (from, to) in
+        [("a: array<Four>", "a: array<array<vec4<f16>, 2>>"), ("c: array<f32>", "c: array<vec4<f32>>")]
+    {
+        let planted = FRAGMENTS
+            .replace(from, to)
+            .replace("].x, 8u", if to.starts_with('a') { "][0], 8u" } else { "].x, 8u" });
+        let error = check(&planted, "main").expect_err(to);
+        assert!(error.contains("pointer to no scalar"), "{error}");
+        // The writer of MSL does not mind, and those of 16 x 16 are not for Metal.
+        check(&planted.replace("8x8", "16x16"), "main").unwrap();
+    }
 }
 
 #[test]

@@ -18,14 +18,14 @@ fn e5m2_halves(w: u32) -> vec4<f16> {
 // Eight values of each operand: codes of half `h` of 16 bytes, or all 8 halves.
 fn b_eight(v: vec4<u32>, h: u32) -> H8 {
   if F16 == 1u {
-    return H8(
+    return $H8_PUT(
       vec4<f16>(vec2<f16>(unpack2x16float(v.x)), vec2<f16>(unpack2x16float(v.y))),
       vec4<f16>(vec2<f16>(unpack2x16float(v.z)), vec2<f16>(unpack2x16float(v.w))));
   }
   if h == 0u {
-    return H8(e4m3_halves(v.x), e4m3_halves(v.y));
+    return $H8_PUT(e4m3_halves(v.x), e4m3_halves(v.y));
   }
-  return H8(e4m3_halves(v.z), e4m3_halves(v.w));
+  return $H8_PUT(e4m3_halves(v.z), e4m3_halves(v.w));
 }
 
 fn a_eight(v: vec4<u32>, h: u32) -> H8 {
@@ -33,12 +33,12 @@ fn a_eight(v: vec4<u32>, h: u32) -> H8 {
     return b_eight(v, h);
   }
   if h == 0u {
-    return H8(e5m2_halves(v.x), e5m2_halves(v.y));
+    return $H8_PUT(e5m2_halves(v.x), e5m2_halves(v.y));
   }
-  return H8(e5m2_halves(v.z), e5m2_halves(v.w));
+  return $H8_PUT(e5m2_halves(v.z), e5m2_halves(v.w));
 }
 
-// Row of the tile and 16-byte half of it that thread-chunk `x` (of 256) loads. Rows 0 2 4 6 1 3 5 7 of eight: the stores of
+// Row of the tile and 16-byte half of it that thread-chunk `x` (of 2 TILE) loads. Rows 0 2 4 6 1 3 5 7 of eight: the stores of
 // eight neighbours fall into different banks.
 fn place(x: u32) -> vec2<u32> {
   let q = x / 2u;
@@ -108,22 +108,22 @@ fn rounded(v: vec4<f32>) -> OUT {
 // Tile number `x` of the grid: 16 tiles of rows, then the next columns. Past the last one nothing is computed or stored
 // (end 0); rows of no group have no contraction. No early return for them in `main`: naga wants uniform control flow.
 fn tile_of(x: u32) -> Tile {
-  let strips = div_up(p.n, 128u);
+  let strips = div_up(p.n, TILE);
 //!repeat w BY_STEPS
-  let heights = div_up(p.m, 128u);
+  let heights = div_up(p.m, TILE);
   let part = x / (heights * strips * p.groups);
   let group = (x / (heights * strips)) % p.groups;
   let in_group = x % (heights * strips);
 //!end
 //!repeat w BY_ROWS
-  let heights = div_up(p.m, 128u) + GROUPED * p.groups;
+  let heights = div_up(p.m, TILE) + GROUPED * p.groups;
   let in_group = x;
 //!end
   let block = in_group / (16u * strips);
   let rest = in_group % (16u * strips);
   let depth = min(16u, max(heights, block * 16u + 1u) - block * 16u);
   let height = block * 16u + rest % depth;
-  let col0 = (rest / depth) * 128u;
+  let col0 = (rest / depth) * TILE;
 //!repeat w BY_STEPS
   let rows = group_rows(group, p.k);
   var first = 0u;
@@ -137,10 +137,10 @@ fn tile_of(x: u32) -> Tile {
     return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
   }
   let panel = (first_block(group, rows.x) + first) * PANELS;
-  return Tile(group, height * 128u, col0, p.m, (part * p.groups + group) * p.m, panel, panel, blocks);
+  return Tile(group, height * TILE, col0, p.m, (part * p.groups + group) * p.m, panel, panel, blocks);
 //!end
 //!repeat w BY_ROWS
-  let rows = tile_rows(height, 128u, p.groups, p.m);
+  let rows = tile_rows(height, TILE, p.groups, p.m);
   if rows.first >= rows.end || col0 >= p.n {
     return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
   }

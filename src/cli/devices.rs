@@ -36,7 +36,7 @@ fn describe(line: &AdapterLine) -> String {
         line.rejected.as_ref().map_or(String::new(), |why| format!("\n     cannot be used: {why}"));
     format!(
         "{}\n     type {}, {}, driver {}\n     largest binding {} ({} bytes), largest buffer {}, workgroup memory {}, \
-         workgroup size {}{rejected}",
+         workgroup size {}\n     matrix units {}{rejected}",
         line.name,
         line.kind,
         line.backend,
@@ -46,6 +46,7 @@ fn describe(line: &AdapterLine) -> String {
         size(caps.max_buffer),
         size(u64::from(caps.workgroup_memory)),
         caps.workgroup_size,
+        caps.matrix_units(),
     )
 }
 

@@ -16,7 +16,7 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
     let run = opts.run_options();
     let open = |options| Gpu::open_with(&run.device, options);
     let gpu = open(run.gpu.clone())?;
-    say(&format!("{}, driver {}, matrix units {:?}", gpu.name(), gpu.driver(), gpu.caps().coop));
+    say(&format!("{}, driver {}, matrix units {}", gpu.name(), gpu.driver(), gpu.caps().matrix_units()));
     if args.time {
         return check::time(&gpu, |t| {
             say(&format!("{:<44} {:<7} {:8.3} ms {:7.1} TFLOP/s", t.case, t.kernel, t.median_ms, t.tflops));

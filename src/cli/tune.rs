@@ -24,7 +24,7 @@ pub fn run(opts: &RunOptions) -> Result<()> {
     let gpu = Gpu::open_with(&run.device, bare.clone())?;
     let mut decisions = Decisions::load(folder, gpu.name(), gpu.driver());
     decisions.warn();
-    say(&format!("{}, driver {}, matrix units {:?}", gpu.name(), gpu.driver(), gpu.caps().coop));
+    say(&format!("{}, driver {}, matrix units {}", gpu.name(), gpu.driver(), gpu.caps().matrix_units()));
     let kept = decisions.timings().values().map(std::collections::BTreeMap::len).sum::<usize>();
     if kept > 0 {
         say(&format!("{kept} times of an interrupted tuning are kept"));

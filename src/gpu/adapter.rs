@@ -100,6 +100,7 @@ fn adapters() -> Vec<wgpu::Adapter> {
 
 fn caps(adapter: &wgpu::Adapter) -> Caps {
     let l = adapter.limits();
+    let subgroups = subgroup_sizes(&adapter.get_info());
     Caps {
         software: adapter.get_info().device_type == wgpu::DeviceType::Cpu,
         max_binding: l.max_storage_buffer_binding_size,
@@ -107,9 +108,18 @@ fn caps(adapter: &wgpu::Adapter) -> Caps {
         align: u64::from(l.min_storage_buffer_offset_alignment),
         workgroup_memory: l.max_compute_workgroup_storage_size,
         workgroup_size: l.max_compute_invocations_per_workgroup,
-        subgroup_max: adapter.get_info().subgroup_max_size,
-        coop: matrix_units(adapter),
+        subgroup_max: subgroups[1],
+        coop: matrix_units(subgroups, &l, &adapter.cooperative_matrix_properties())
+            .filter(|_| adapter.features().contains(MATRIX_FEATURES)),
     }
+}
+
+/// The fewest and the most lanes of a subgroup. On Metal wgpu says 4 and 64 whatever the GPU is; Apple's have 32.
+fn subgroup_sizes(info: &wgpu::AdapterInfo) -> [u32; 2] {
+    if info.backend == wgpu::Backend::Metal && info.name.starts_with("Apple") {
+        return [32; 2];
+    }
+    [info.subgroup_min_size, info.subgroup_max_size]
 }
 
 /// What the kernels for matrix units are written with.
@@ -123,26 +133,27 @@ const WELCOME_FEATURES: wgpu::Features =
 /// Bytes of workgroup memory that those kernels take.
 const MATRIX_WORKGROUP_MEMORY: u32 = 24 << 10;
 
-/// The matrix units of `adapter`, if it has what their kernels need: four whole subgroups in a workgroup, all of one size.
-fn matrix_units(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
-    let (info, limits) = (adapter.get_info(), adapter.limits());
-    let fits = adapter.features().contains(MATRIX_FEATURES)
-        && info.subgroup_min_size == info.subgroup_max_size
-        && matches!(info.subgroup_max_size, 32 | 64)
-        && limits.max_compute_workgroup_storage_size >= MATRIX_WORKGROUP_MEMORY;
-    let has = |edge: u32| {
-        adapter.cooperative_matrix_properties().iter().any(|p| {
-            (p.m_size, p.n_size, p.k_size) == (edge, edge, edge)
+/// The matrix units among `products`, if there is what their kernels need: four whole subgroups in a workgroup, all of one size.
+/// (On Metal wgpu lists products of 8x8x8 alone: of f32, of halves, and of halves with f32 sums, on Apple's GPUs since the M1 and
+/// A14; for the others of a Mac, which have none, it does so too, but their subgroups are of no one size.)
+fn matrix_units(
+    subgroups: [u32; 2],
+    limits: &wgpu::Limits,
+    products: &[wgpu::CooperativeMatrixProperties],
+) -> Option<MatrixUnits> {
+    let fits = |units: MatrixUnits| match units {
+        MatrixUnits::Coop16 => matches!(subgroups, [32, 32] | [64, 64]),
+        MatrixUnits::Coop8 => subgroups == [32, 32],
+    };
+    let has = |units: MatrixUnits| {
+        products.iter().any(|p| {
+            [p.m_size, p.n_size, p.k_size] == [units.edge(); 3]
                 && p.ab_type == wgpu::CooperativeScalarType::F16
                 && p.cr_type == wgpu::CooperativeScalarType::F32
         })
     };
-    match () {
-        () if !fits => None,
-        () if has(16) => Some(MatrixUnits::Coop16),
-        () if has(8) => Some(MatrixUnits::Coop8),
-        () => None,
-    }
+    let memory = limits.max_compute_workgroup_storage_size >= MATRIX_WORKGROUP_MEMORY;
+    MatrixUnits::ALL.into_iter().find(|units| memory && fits(*units) && has(*units))
 }
 
 /// Why `adapter` cannot run the kernels, if so.
@@ -279,7 +290,60 @@ fn device(
 
 #[cfg(test)]
 mod tests {
-    use super::{NEEDED_BINDINGS, shortcoming};
+    use super::{NEEDED_BINDINGS, matrix_units, shortcoming, subgroup_sizes};
+    use crate::gpu::MatrixUnits::{Coop8, Coop16};
+    use wgpu::CooperativeScalarType::{F16, F32};
+
+    fn products(
+        edge: u32,
+        kinds: &[[wgpu::CooperativeScalarType; 2]],
+    ) -> Vec<wgpu::CooperativeMatrixProperties> {
+        let one = |[ab_type, cr_type]: &[_; 2]| wgpu::CooperativeMatrixProperties {
+            m_size: edge,
+            n_size: edge,
+            k_size: edge,
+            ab_type: *ab_type,
+            cr_type: *cr_type,
+            saturating_accumulation: false,
+        };
+        kinds.iter().map(one).collect()
+    }
+
+    #[test]
+    fn matrix_units_are_chosen_by_products_and_subgroups() {
+        let limits = wgpu::Limits { max_compute_workgroup_storage_size: 32 << 10, ..wgpu::Limits::default() };
+        let small = wgpu::Limits::default();
+        let metal = products(8, &[[F32, F32], [F16, F16], [F16, F32]]);
+        let vulkan = products(16, &[[F16, F16], [F16, F32]]);
+        let both: Vec<_> = metal.iter().chain(&vulkan).cloned().collect();
+        for (subgroups, limits, products, want) in [
+            ([32, 32], &limits, &metal, Some(Coop8)),
+            ([32, 32], &limits, &vulkan, Some(Coop16)),
+            ([64, 64], &limits, &both, Some(Coop16)),
+            ([32, 32], &limits, &both, Some(Coop16)),
+            ([64, 64], &limits, &metal, None),
+            ([4, 64], &limits, &both, None),
+            ([8, 8], &limits, &both, None),
+            ([32, 32], &small, &both, None),
+            ([32, 32], &limits, &metal[..2].to_vec(), None),
+            ([32, 32], &limits, &vulkan[..1].to_vec(), None),
+        ] {
+            assert_eq!(matrix_units(subgroups, limits, products), want, "{subgroups:?} {products:?}");
+        }
+    }
+
+    #[test]
+    fn apples_subgroups_have_32_lanes() {
+        let info = |name: &str, backend| wgpu::AdapterInfo {
+            name: name.into(),
+            subgroup_min_size: 4,
+            subgroup_max_size: 64,
+            ..wgpu::AdapterInfo::new(wgpu::DeviceType::IntegratedGpu, backend)
+        };
+        assert_eq!(subgroup_sizes(&info("Apple M2 Pro", wgpu::Backend::Metal)), [32, 32]);
+        assert_eq!(subgroup_sizes(&info("AMD Radeon Pro 5500M", wgpu::Backend::Metal)), [4, 64]);
+        assert_eq!(subgroup_sizes(&info("Apple M2 Pro", wgpu::Backend::Vulkan)), [4, 64]);
+    }
 
     #[test]
     fn a_missing_limit_is_named_with_both_numbers() {

@@ -1,6 +1,6 @@
 //! A kernel is a Rust constant; a variant binds its names to numbers and dtypes; naga tells its bindings.
 
-use super::repeat;
+use super::{MatrixUnits, repeat};
 use crate::num::DType;
 use std::fmt::Write;
 use wgpu::naga;
@@ -44,6 +44,15 @@ impl Variant {
     pub fn quad(mut self, name: &'static str, dtype: DType) -> Variant {
         self.quads.push((name, dtype));
         self
+    }
+
+    /// Adds the constants of `lib/fragments.wgsl`: the edge of a fragment, how many are 16 wide, and which edge it is.
+    #[must_use]
+    pub fn fragments(self, units: MatrixUnits) -> Variant {
+        self.constant("EDGE", units.edge())
+            .constant("PIECES", 16 / units.edge())
+            .constant("EDGE16", (units == MatrixUnits::Coop16).into())
+            .constant("EDGE8", (units == MatrixUnits::Coop8).into())
     }
 
     fn prelude(&self) -> String {

@@ -12,6 +12,7 @@ mod decisions;
 mod errors;
 mod kernel;
 mod names;
+mod probe;
 mod recorder;
 mod repeat;
 mod transfer;
@@ -42,6 +43,27 @@ pub enum MatrixUnits {
     Coop8,
 }
 
+impl MatrixUnits {
+    /// Both.
+    pub const ALL: [MatrixUnits; 2] = [MatrixUnits::Coop16, MatrixUnits::Coop8];
+
+    /// Edge of a fragment.
+    pub fn edge(self) -> u32 {
+        match self {
+            MatrixUnits::Coop16 => 16,
+            MatrixUnits::Coop8 => 8,
+        }
+    }
+}
+
+/// `16x16x16`.
+impl std::fmt::Display for MatrixUnits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let edge = self.edge();
+        write!(f, "{edge}x{edge}x{edge}")
+    }
+}
+
 /// What kernels may rely on, read from the adapter once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
@@ -61,6 +83,13 @@ pub struct Caps {
     pub subgroup_max: u32,
     /// Matrix units that kernels may use.
     pub coop: Option<MatrixUnits>,
+}
+
+impl Caps {
+    /// The matrix units in words: `16x16x16` or `none`.
+    pub fn matrix_units(&self) -> String {
+        self.coop.map_or("none".into(), |units| units.to_string())
+    }
 }
 
 /// How kernels are compiled and adapters limited; [`Default`] is what training uses.
@@ -129,22 +158,13 @@ impl Gpu {
             caps.max_binding = caps.max_binding.min(limit);
         }
         caps.software &= !options.treat_as_hardware;
-        if options.kernel == Some(GemmKernel::Coop) && caps.coop.is_none() {
-            return Err(Error::user(
-                format!(
-                    "{} has no matrix units that moe8 can use, and --kernel coop asks for them",
-                    opened.name
-                ),
-                "leave --kernel (and --no-coop) out, or choose another adapter with --device",
-            ));
-        }
         let errors = errors::Sink::attach(&opened.device);
         let folder = options.cache.as_deref();
         let decisions = folder.map(|f| Decisions::load(f, &opened.name, &opened.driver)).unwrap_or_default();
         if !options.quiet {
             decisions.warn();
         }
-        Ok(Gpu(Arc::new(Inner {
+        let mut gpu = Gpu(Arc::new(Inner {
             device: Some((opened.device, opened.queue)),
             name: opened.name,
             driver: opened.driver,
@@ -155,7 +175,30 @@ impl Gpu {
             errors,
             pool: Arc::default(),
             state: Mutex::default(),
-        })))
+        }));
+        gpu.probe_matrix_units();
+        let (options, caps) = (gpu.options(), gpu.caps());
+        if options.kernel == Some(GemmKernel::Coop) && caps.coop.is_none() {
+            return Err(Error::user(
+                format!(
+                    "{} has no matrix units that moe8 can use, and --kernel coop asks for them",
+                    gpu.name()
+                ),
+                "leave --kernel (and --no-coop) out, or choose another adapter with --device",
+            ));
+        }
+        Ok(gpu)
+    }
+
+    /// Gives up matrix units of 8x8x8 that do not compute what they should.
+    fn probe_matrix_units(&mut self) {
+        if self.caps().coop != Some(MatrixUnits::Coop8) {
+            return;
+        }
+        if let Err(e) = probe::run(self) {
+            log::warn!("{} has matrix units that moe8 cannot use, going on without: {e}", self.name());
+            Arc::get_mut(&mut self.0).expect("no clone of it yet").caps.coop = None;
+        }
     }
 
     /// A `Gpu` with this one's limits and no device: calls are counted, nothing runs, downloads give zeros.

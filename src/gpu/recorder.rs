@@ -25,7 +25,7 @@ const FILL: Kernel =
 
 /// The layer's own kernels in every variant, for validation without a GPU.
 pub fn kernels() -> Vec<(Kernel, Variant)> {
-    vec![(FILL, Variant::new())]
+    vec![(FILL, Variant::new()), super::probe::kernel()]
 }
 
 /// How many of each since the adapter was opened.

@@ -2,25 +2,46 @@
 //!
 //! For the inner loops of matrix kernels, which drivers do not always unroll. Blocks may nest. `N` is a number or
 //! the name of a constant of the kernel's variant.
+//!
+//! `//!let WORD text`: from here on `$WORD` is `text` (the rest of the line, perhaps nothing). For what two variants of a text
+//! spell differently, in blocks that stand 0 or 1 times.
 
-/// Expands every repeat block of `text`; `constant` gives the values of named counts.
+/// What `//!let` has named so far.
+type Words = Vec<(String, String)>;
+
+/// Expands every repeat block and word of `text`; `constant` gives the values of named counts.
 ///
 /// # Panics
 /// On a malformed directive: shader texts are ours, and a test expands each of them.
 pub(super) fn expand(file: &str, text: &str, constant: &dyn Fn(&str) -> Option<u32>) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let mut out = String::with_capacity(text.len());
-    block(file, &lines, constant, &mut out);
+    block(file, &lines, constant, &mut Words::new(), &mut out);
     out
 }
 
-fn block(file: &str, lines: &[&str], constant: &dyn Fn(&str) -> Option<u32>, out: &mut String) {
+fn block(
+    file: &str,
+    lines: &[&str],
+    constant: &dyn Fn(&str) -> Option<u32>,
+    words: &mut Words,
+    out: &mut String,
+) {
     let mut at = 0;
     while at < lines.len() {
         let line = lines[at].trim();
         assert!(line != "//!end", "{file}: `//!end` without `//!repeat`");
+        if let Some(rest) = line.strip_prefix("//!let ") {
+            let (word, text) = rest.split_once(' ').unwrap_or((rest, ""));
+            words.retain(|(known, _)| *known != format!("${word}"));
+            words.push((format!("${word}"), text.to_owned()));
+            at += 1;
+            continue;
+        }
         let Some(rest) = line.strip_prefix("//!repeat ") else {
-            out.push_str(lines[at]);
+            out.push_str(
+                &words.iter().fold(lines[at].to_owned(), |line, (word, text)| line.replace(word, text)),
+            );
             out.push('\n');
             at += 1;
             continue;
@@ -33,7 +54,7 @@ fn block(file: &str, lines: &[&str], constant: &dyn Fn(&str) -> Option<u32>, out
         for i in 0..times {
             let body: Vec<String> =
                 lines[at + 1..end].iter().map(|l| l.replace(&format!("${name}"), &i.to_string())).collect();
-            block(file, &body.iter().map(String::as_str).collect::<Vec<_>>(), constant, out);
+            block(file, &body.iter().map(String::as_str).collect::<Vec<_>>(), constant, words, out);
         }
         at = end + 1;
     }
@@ -62,6 +83,16 @@ mod tests {
         let text = "a\n//!repeat i 2\n//!repeat j N\nc$i_$j\n//!end\n//!end\nb";
         let got = expand("t", text, &|n| (n == "N").then_some(2));
         assert_eq!(got, "a\nc0_0\nc0_1\nc1_0\nc1_1\nb\n");
+    }
+
+    #[test]
+    fn words_stand_for_what_was_said_last() {
+        let text =
+            "//!repeat y N\n//!let AT .x\n//!let GET f\n//!end\n//!repeat y M\n//!let AT\n//!end\n$GET(p$AT)";
+        let of = |n: u32| expand("t", text, &|name| Some(if name == "N" { n } else { 2 - n }));
+        assert_eq!(of(2), "f(p.x)\n");
+        assert_eq!(of(1), "f(p)\n");
+        assert_eq!(of(0), "$GET(p)\n");
     }
 
     #[test]

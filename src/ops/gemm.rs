@@ -10,7 +10,7 @@ use super::gemm_choice::{Form, Product};
 use super::panels::{Codes, Order};
 use super::{gemm_coop, gemm_narrow, gemm_tiled};
 use crate::Result;
-use crate::gpu::{Binding, GemmKernel, Gpu, Kernel, Variant};
+use crate::gpu::{Binding, Caps, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 
@@ -305,13 +305,13 @@ fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
 }
 
 /// Workgroups of a product's one run, and how many fill a large adapter.
-fn grid(form: Form, grouped: bool, dims: Dims, chosen: GemmKernel, software: bool) -> (usize, usize) {
-    let (wx, wy) = workgroup(software);
+fn grid(form: Form, grouped: bool, dims: Dims, chosen: GemmKernel, caps: &Caps) -> (usize, usize) {
+    let (wx, wy) = workgroup(caps.software);
     let ([height, width], full) = match chosen {
         GemmKernel::Scalar => ([TILE * wy, TILE * wx], FULL_GPU),
         GemmKernel::Tiled => ([gemm_tiled::TILE; 2], FULL_GPU / 2),
         GemmKernel::Narrow => (gemm_narrow::tile(form, dims.sizes()), 4 * FULL_GPU),
-        GemmKernel::Coop => ([gemm_coop::TILE; 2], FULL_GPU / 2),
+        GemmKernel::Coop => ([gemm_coop::tile(caps); 2], FULL_GPU / 2),
     };
     let heights = dims.m.div_ceil(height);
     let heights = match grouped {
@@ -388,9 +388,9 @@ fn multiply(
     chosen: GemmKernel,
 ) -> Result<()> {
     let grouped = options.offs.is_some();
-    let software = gpu.caps().software;
+    let (caps, software) = (gpu.caps(), gpu.caps().software);
     let form = Form::of(kernel.entry);
-    let (tiles, full) = grid(form, grouped, dims, chosen, software);
+    let (tiles, full) = grid(form, grouped, dims, chosen, &caps);
     // On a software adapter there is nothing to fill; the tiles in workgroup memory are there for tests only.
     let splits = if form == Form::Tn && !(software && chosen == GemmKernel::Scalar) {
         splits(dims, tiles, full)
@@ -413,9 +413,7 @@ fn multiply(
             GemmKernel::Scalar => (*kernel, variant(kinds, flags, software)),
             GemmKernel::Tiled => gemm_tiled::kernel(form, kinds, flags, software),
             GemmKernel::Narrow => gemm_narrow::kernel(form, kinds, dims.sizes(), flags),
-            GemmKernel::Coop => {
-                gemm_coop::kernel(kernel.entry, [kinds[0], kinds[2]], flags, gpu.caps().subgroup_max)
-            }
+            GemmKernel::Coop => gemm_coop::kernel(kernel.entry, [kinds[0], kinds[2]], flags, &caps),
         };
         gpu.dispatch(&kernel, &variant, &params, &bindings, (tiles * splits) as u32)
     };

@@ -79,13 +79,9 @@ fn coop_can_run(gpu: &Gpu, product: &Product) -> Result<(), &'static str> {
     }
 }
 
-/// Its tiles are 128 x 128 and its slices 64 deep.
+/// Its tiles are 128 x 128 or 64 x 64, and 64 steps of the contraction deep.
 fn coop_pays(_: &Gpu, product: &Product) -> Result<(), &'static str> {
-    if product.sizes.iter().all(|&size| size >= 16) {
-        Ok(())
-    } else {
-        Err("too small for tiles of 128 x 128")
-    }
+    if product.sizes.iter().all(|&size| size >= 16) { Ok(()) } else { Err("too small for its tiles") }
 }
 
 fn tiled_can_run(_: &Gpu, product: &Product) -> Result<(), &'static str> {

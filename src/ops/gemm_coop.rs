@@ -1,5 +1,5 @@
 //! Grouped GEMM on matrix units: the candidate next to the register tiles of [`super::gemm`], for fp8 codes and bf16
-//! operands on adapters with products of 16x16x16 of f16 and f32 sums. Its operands lie in [panels](super::panels).
+//! operands on adapters with products of f16 and f32 sums, of 16x16x16 or 8x8x8. Its operands lie in [panels](super::panels).
 //!
 //! Every fp8 value is an f16 value and a product of two of them is exact in f32, so the result differs from the other
 //! kernel's in the order of its sums only: same definition, same tolerance. A code of e4m3 that is NaN counts as 480: the
@@ -18,6 +18,7 @@ use crate::ops::quantize::{self, Quantized};
 use crate::tensor::Tensor;
 
 const TEXT: &str = concat!(
+    include_str!("../../shaders/lib/fragments.wgsl"),
     include_str!("../../shaders/lib/groups.wgsl"),
     include_str!("../../shaders/lib/gemm_params.wgsl"),
     include_str!("../../shaders/lib/panels.wgsl"),
@@ -26,8 +27,22 @@ const TEXT: &str = concat!(
 );
 const MAIN: Kernel = Kernel { name: "gemm_coop.main", text: TEXT, entry: "main" };
 
-/// Edge of the tile that one workgroup computes.
-pub(super) const TILE: usize = 128;
+/// The matrix units, and the lanes of a subgroup.
+fn units(caps: &Caps) -> (MatrixUnits, u32) {
+    #[cfg(test)]
+    if let Some(units) = emulated::units() {
+        return (units, 32);
+    }
+    (caps.coop.expect("matrix units"), caps.subgroup_max)
+}
+
+/// Edge of the tile that one workgroup computes: 2 x 2 subgroups of 4 x 4 fragments.
+///
+/// # Panics
+/// Without matrix units: [`can_run`] was to be asked.
+pub(super) fn tile(caps: &Caps) -> usize {
+    8 * units(caps).0.edge() as usize
+}
 
 /// What the form `entry` contracts of both operands.
 pub(super) fn contractions<'a>(entry: &str, offs: Option<&'a Tensor>) -> [Contraction<'a>; 2] {
@@ -40,18 +55,24 @@ pub(super) fn contractions<'a>(entry: &str, offs: Option<&'a Tensor>) -> [Contra
 
 /// Whether the kernel can compute a product of these operands here.
 pub(super) fn can_run(caps: &Caps, a: DType, b: DType) -> bool {
-    caps.coop == Some(MatrixUnits::Coop16)
+    caps.coop.is_some()
         && matches!(
             (a, b),
             (DType::E4M3 | DType::E5M2, DType::E4M3) | (DType::F16, DType::F16) | (DType::BF16, DType::BF16)
         )
 }
 
-fn variant(by_steps: bool, a: DType, out: DType, flags: Flags, lanes: u32) -> Variant {
-    let threads = 4 * lanes;
+fn variant(by_steps: bool, [a, out]: [DType; 2], flags: Flags, units: MatrixUnits, lanes: u32) -> Variant {
+    let (threads, tile) = (4 * lanes, 8 * units.edge());
     let half = u32::from(a == DType::F16);
     let by_steps = u32::from(by_steps);
+    // A subgroup's results leave a fragment of 16x16 at a time, or a row of four of 8x8.
+    let [turns, turn_quads] = if units == MatrixUnits::Coop16 { [4, 4] } else { [1, 8] };
     Variant::new()
+        .fragments(units)
+        .constant("TILE", tile)
+        .constant("TURNS", turns)
+        .constant("TURN_QUADS", turn_quads)
         .constant("BY_STEPS", by_steps)
         .constant("BY_ROWS", 1 - by_steps)
         .constant("F8", 1 - half)
@@ -64,20 +85,25 @@ fn variant(by_steps: bool, a: DType, out: DType, flags: Flags, lanes: u32) -> Va
         .constant("SPLIT", flags.split.into())
         .constant("LANES", lanes)
         .constant("THREADS", threads)
-        .constant("LOADS", 256 / threads)
-        .constant("STORE_STEPS", 64 / lanes)
+        .constant("LOADS", 2 * tile / threads)
+        .constant("STORE_STEPS", units.edge() * turn_quads / lanes)
         .constant("BF16_OUT", u32::from(out == DType::BF16))
         .quad("OUT", out)
 }
 
 /// The kernel of the form `entry` and its variant for operands in panels, A of dtype `a`; other bindings and parameters are
 /// those of the register-tile kernel.
-pub(super) fn kernel(entry: &str, [a, out]: [DType; 2], flags: Flags, lanes: u32) -> (Kernel, Variant) {
+///
+/// # Panics
+/// Without matrix units: [`can_run`] was to be asked.
+pub(super) fn kernel(entry: &str, kinds: [DType; 2], flags: Flags, caps: &Caps) -> (Kernel, Variant) {
+    let (units, lanes) = units(caps);
+    let variant = variant(entry == "tn", kinds, flags, units, lanes);
     #[cfg(test)]
     if let Some(kernel) = emulated::kernel() {
-        return (kernel, variant(entry == "tn", a, out, flags, 32));
+        return (kernel, variant);
     }
-    (MAIN, variant(entry == "tn", a, out, flags, lanes))
+    (MAIN, variant)
 }
 
 /// Both bf16 operands of the form `entry` as halves, scaled along the contraction.
@@ -113,7 +139,8 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
                 }
                 let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
                 let flags = Flags { grouped, scaled, accumulate, split };
-                all.push((MAIN, variant(by_steps, a, out, flags, lanes)));
+                all.push((MAIN, variant(by_steps, [a, out], flags, MatrixUnits::Coop16, lanes)));
+                all.push((MAIN, variant(by_steps, [a, out], flags, MatrixUnits::Coop8, 32)));
             }
         }
     }

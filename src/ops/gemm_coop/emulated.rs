@@ -3,7 +3,7 @@
 #![cfg(test)]
 
 use super::MAIN;
-use crate::gpu::{DeviceChoice, Gpu, Kernel, Options};
+use crate::gpu::{DeviceChoice, Gpu, Kernel, MatrixUnits, Options};
 use crate::num::rng::Stream;
 use crate::num::{DType, Fp8, bf16};
 use crate::ops::gemm::{self, GemmOptions, Scale};
@@ -16,42 +16,51 @@ use std::cell::Cell;
 use std::sync::LazyLock;
 
 thread_local! {
-    static EMULATE: Cell<bool> = const { Cell::new(false) };
+    static EMULATE: Cell<Option<MatrixUnits>> = const { Cell::new(None) };
 }
 
-/// Of 16 x 16 numbers a lane has those of column `lane % 16` and every second row: eight of each of 16 results, and what it takes of
-/// the operands for them, in use and loaded ahead. Blocks of text become calls, and loops have a bound that compilers do not see,
-/// so that they stay loops.
+/// Of EDGE x EDGE numbers a lane has those of column `lane % EDGE` and every 32 / EDGE th row, OWN of them: of each of 16 results,
+/// and what it takes of the operands for them, in use and loaded ahead. Blocks of text become calls, and loops have a bound
+/// that compilers do not see, so that they stay loops: `emu_one` is 1.
 const MATRICES: &str = "
+const OWN = EDGE * EDGE / 32u;
+const APART = 32u / EDGE;
 var<private> emu_lane: u32;
 var<private> emu_turn: u32;
-var<private> emu_edge: u32;
-var<private> emu_a: array<f32, 1024>;
+var<private> emu_one: u32;
+var<private> emu_a: array<f32, 128u * OWN>;
 var<private> emu_b: array<f32, 128>;
-var<private> emu_c: array<f32, 128>;
+var<private> emu_c: array<f32, 16u * OWN>;
 
+fn emu_half(h: H8, i: u32) -> f32 {
+//!repeat y EDGE16
+  return select(h.x, h.y, i >= 4u)[i % 4u];
+//!end
+//!repeat y EDGE8
+  return select(vec4<f32>(h.x, h.x1, h.x2, h.x3), vec4<f32>(h.y, h.y1, h.y2, h.y3), i >= 4u)[i % 4u];
+//!end
+}
 fn emu_load(fa: u32, fb: u32) {
-  for (var i = 0u; i < emu_edge * 32u; i++) {
-    let h = i / 128u * 384u + (i / 16u % 8u * 2u + emu_lane / 16u) * 24u + i % 16u;
-    let a = ta[fa + h / 8u];
-    emu_a[(1u - emu_turn) * 512u + i] = select(a.x, a.y, h % 8u >= 4u)[h % 4u];
+  for (var i = 0u; i < emu_one * 64u * OWN; i++) {
+    let row = i / (16u * OWN) * EDGE + i / 16u % OWN * APART + emu_lane / EDGE;
+    let h = row * 24u + i % 16u;
+    emu_a[(1u - emu_turn) * 64u * OWN + i] = emu_half(ta[fa + h / 8u], h % 8u);
   }
-  for (var i = 0u; i < emu_edge * 4u; i++) {
-    let h = i / 16u * 384u + emu_lane % 16u * 24u + i % 16u;
-    let b = tb[fb + h / 8u];
-    emu_b[(1u - emu_turn) * 64u + i] = select(b.x, b.y, h % 8u >= 4u)[h % 4u];
+  for (var i = 0u; i < emu_one * 64u; i++) {
+    let h = (i / 16u * EDGE + emu_lane % EDGE) * 24u + i % 16u;
+    emu_b[(1u - emu_turn) * 64u + i] = emu_half(tb[fb + h / 8u], h % 8u);
   }
 }
 fn emu_next() {
   emu_turn = 1u - emu_turn;
 }
 fn emu_products(first: u32, end: u32) {
-  for (var n = 0u; n < emu_edge * 8u; n++) {
-    let j = n / 8u % 4u;
+  for (var n = 0u; n < emu_one * 16u * OWN; n++) {
+    let j = n / OWN % 4u;
     if j >= first && j < end {
       var sum = emu_c[n];
-      for (var k = 0u; k < emu_edge; k++) {
-        let a = emu_turn * 512u + n / 32u * 128u + n % 8u * 16u + k;
+      for (var k = 0u; k < emu_one * 16u; k++) {
+        let a = emu_turn * 64u * OWN + (n / (4u * OWN) * OWN + n % OWN) * 16u + k;
         sum += emu_a[a] * emu_b[emu_turn * 64u + j * 16u + k];
       }
       emu_c[n] = sum;
@@ -59,53 +68,113 @@ fn emu_products(first: u32, end: u32) {
   }
 }
 fn emu_store(fragment: u32, at: u32, stride: u32) {
-  for (var s = 0u; s < emu_edge / 2u; s++) {
-    let n = emu_lane % 16u;
-    te[at + (s * 2u + emu_lane / 16u) * stride + n / 4u][n % 4u] = emu_c[fragment * 8u + s];
+  for (var s = 0u; s < emu_one * OWN; s++) {
+    let n = emu_lane % EDGE;
+    let x = emu_c[fragment * OWN + s];
+    let to = at + (s * APART + emu_lane / EDGE) * (stride / QUAD) + n / 4u;
+//!repeat y EDGE16
+    te[to][n % 4u] = x;
+//!end
+//!repeat y EDGE8
+    switch n % 4u {
+      case 0u: { te[to].x = x; }
+      case 1u: { te[to].y = x; }
+      case 2u: { te[to].z = x; }
+      default: { te[to].w = x; }
+    }
+//!end
   }
 }
 ";
 
-const REPLACEMENTS: [(&str, &str); 12] = [
+const REPLACEMENTS: [(&str, &str); 16] = [
     ("enable f16;\nenable wgpu_cooperative_matrix;\n", ""),
-    ("//!repeat i 4\n//!repeat j 4\n  var c$i_$j = coop_mat16x16<f32, C>();\n//!end\n//!end\n", ""),
     (
-        "//!repeat i 4\n  var fa$i = coop_mat16x16<f16, A>();\n  var fb$i = coop_mat16x16<f16, B>();\n//!end\n",
+        "alias FragmentA = coop_mat16x16<f16, A>;
+alias FragmentB = coop_mat16x16<f16, B>;
+alias FragmentC = coop_mat16x16<f32, C>;
+",
+        "",
+    ),
+    (
+        "alias FragmentA = coop_mat8x8<f16, A>;
+alias FragmentB = coop_mat8x8<f16, B>;
+alias FragmentC = coop_mat8x8<f32, C>;
+",
+        "",
+    ),
+    ("//!repeat i 4\n//!repeat j 4\n  var c$i_$j = FragmentC();\n//!end\n//!end\n", ""),
+    (
+        "//!repeat i 4
+//!repeat k PIECES
+  var fa$i_$k = FragmentA();
+  var fb$i_$k = FragmentB();
+//!end
+//!end
+",
         "",
     ),
     (
         "//!repeat i 4
-  fa$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
-  fb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
+//!repeat k PIECES
+  fa$i_$k = coopLoadT<FragmentA>(&ta[fa + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+  fb$i_$k = coopLoad<FragmentB>(&tb[fb + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+//!end
 //!end
 ",
         "emu_load(fa, fb);\nemu_next();\n",
     ),
     (
         "//!repeat i 4
-      let na$i = coopLoadT<coop_mat16x16<f16, A>>(&ta[fa + $iu * 48u].x, 6u);
-      let nb$i = coopLoad<coop_mat16x16<f16, B>>(&tb[fb + $iu * 48u].x, 6u);
+//!repeat k PIECES
+      let na$i_$k = coopLoadT<FragmentA>(&ta[fa + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+      let nb$i_$k = coopLoad<FragmentB>(&tb[fb + ($iu * STEP + $ku)].x, SLICE_STRIDE);
+//!end
 //!end
 ",
         "emu_load(fa, fb);\n",
     ),
     (
         "//!repeat j 3
+//!repeat k PIECES
 //!repeat i 4
-      c$i_$j = coopMultiplyAdd(fa$i, fb$j, c$i_$j);
+      c$i_$j = coopMultiplyAdd(fa$i_$k, fb$j_$k, c$i_$j);
+//!end
 //!end
 //!end
 ",
         "emu_products(0u, 3u);\n",
     ),
-    ("//!repeat i 4\n      c$i_3 = coopMultiplyAdd(fa$i, fb3, c$i_3);\n//!end\n", "emu_products(3u, 4u);\n"),
-    ("//!repeat i 4\n      fa$i = na$i;\n      fb$i = nb$i;\n//!end\n", "emu_next();\n"),
+    (
+        "//!repeat k PIECES
+//!repeat i 4
+      c$i_3 = coopMultiplyAdd(fa$i_$k, fb3_$k, c$i_3);
+//!end
+//!end
+",
+        "emu_products(3u, 4u);\n",
+    ),
+    (
+        "//!repeat i 4
+//!repeat k PIECES
+      fa$i_$k = na$i_$k;
+      fb$i_$k = nb$i_$k;
+//!end
+//!end
+",
+        "emu_next();\n",
+    ),
     ("coopStoreT(c$i_$j, &te[te0], stride)", "emu_store($iu * 4u + $ju, te0, stride)"),
+    ("coopStoreT(c$i_$h, &te[turn$h].x, stride)", "emu_store($iu * 4u + $hu, turn$h, stride)"),
     ("subgroupBarrier()", "workgroupBarrier()"),
     ("<f16>", "<f32>"),
     (
+        "struct H8 { x: f16, x1: f16, x2: f16, x3: f16, y: f16, y1: f16, y2: f16, y3: f16 }",
+        "struct H8 { x: f32, x1: f32, x2: f32, x3: f32, y: f32, y1: f32, y2: f32, y3: f32 }",
+    ),
+    (
         "  let lane = li % LANES;\n",
-        "  let lane = li % LANES;\n  emu_lane = lane;\n  emu_edge = 16u + (p.n >> 31u);\n",
+        "  let lane = li % LANES;\n  emu_lane = lane;\n  emu_one = 1u + (p.n >> 31u);\n",
     ),
 ];
 
@@ -119,7 +188,12 @@ static TEXT: LazyLock<String> = LazyLock::new(|| {
 
 /// What stands in for the kernel, with subgroups of 32, where this thread asked for it.
 pub(super) fn kernel() -> Option<Kernel> {
-    EMULATE.get().then(|| Kernel { name: "gemm_coop.emulated", text: TEXT.as_str(), entry: "main" })
+    units().map(|_| Kernel { name: "gemm_coop.emulated", text: TEXT.as_str(), entry: "main" })
+}
+
+/// The matrix units that this thread emulates.
+pub(super) fn units() -> Option<MatrixUnits> {
+    EMULATE.get()
 }
 
 /// Finite codes, row by row, and their values.
@@ -160,10 +234,8 @@ fn check(gpu: &Gpu, what: &str, got: &Tensor, want: &[f64], sizes: &[f64], terms
 
 /// All three forms over ragged groups, an empty one among them, with rows past the last end, and every kind of operand; tiles,
 /// blocks and quads that are not full; onto a sum, and in parts.
-#[test]
-#[ignore = "a software adapter takes minutes to compile the kernel: its barriers are many"]
-fn emulated_matrices_equal_the_reference() {
-    EMULATE.set(true);
+fn run_table(units: MatrixUnits) {
+    EMULATE.set(Some(units));
     let options = Options { poison: true, ..Options::default() };
     let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
     let (m, n, k) = (210, 133, 70);
@@ -218,4 +290,16 @@ fn emulated_matrices_equal_the_reference() {
     let want = reference::nt(&x_values, &w_values, &[m as u32], n, k, Scales::NONE);
     let sizes = reference::nt(&size(&x_values), &size(&w_values), &[m as u32], n, k, Scales::NONE);
     check(&gpu, "nt of halves", &out, &want, &sizes, k);
+}
+
+#[test]
+#[ignore = "a software adapter takes minutes to compile the kernel: its barriers are many"]
+fn emulated_matrices_of_16_equal_the_reference() {
+    run_table(MatrixUnits::Coop16);
+}
+
+#[test]
+#[ignore = "as above"]
+fn emulated_matrices_of_8_equal_the_reference() {
+    run_table(MatrixUnits::Coop8);
 }
