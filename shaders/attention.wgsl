@@ -17,21 +17,6 @@
 //    load units are three times as busy as its arithmetic.
 // The loops over keys or queries are written out TILE at a time.
 
-struct Attention {
-  batch: u32,
-  seq: u32,
-  heads: u32,
-  kv_heads: u32,
-  block: u32,  // positions of a block that see each other; seq if there are no blocks
-  quads: u32,  // of a head (HD), for loops that a compiler that knew their length would write out
-  scale: f32,  // of the scores
-}
-
-// Below every score; not infinity, which shaders may treat as they like.
-const LOWEST = -1e30;
-
-@group(0) @binding(0) var<uniform> p: Attention;
-
 // Forward.
 @group(0) @binding(1) var<storage, read> q: array<X>;
 @group(0) @binding(2) var<storage, read> k: array<X>;
@@ -79,10 +64,6 @@ fn head_quads() -> u32 {
     return HD;
   }
   return p.quads;
-}
-
-fn block_start(i: u32) -> u32 {
-  return i - i % p.block;
 }
 
 fn document(row: u32) -> u32 {

@@ -3,21 +3,61 @@
 //! For the inner loops of matrix kernels, which drivers do not always unroll. Blocks may nest. `N` is a number or
 //! the name of a constant of the kernel's variant.
 //!
-//! `//!let WORD text`: from here on `$WORD` is `text` (the rest of the line, perhaps nothing). For what two variants of a text
-//! spell differently, in blocks that stand 0 or 1 times.
+//! `//!let WORD text`: from here on `$WORD` is `text` (the rest of the line, perhaps nothing), whose own `$i` are those of the blocks
+//! around the place where it is used. For what two variants of a text, or two kernels that share one, spell differently.
+//!
+//! `//!text NAME` ... `//!end`, outside of blocks: lines that `//!put NAME` writes, wherever it stands below.
+
+use std::collections::HashMap;
 
 /// What `//!let` has named so far.
 type Words = Vec<(String, String)>;
 
-/// Expands every repeat block and word of `text`; `constant` gives the values of named counts.
+/// Expands every repeat block, word and named text of `text`; `constant` gives the values of named counts.
 ///
 /// # Panics
 /// On a malformed directive: shader texts are ours, and a test expands each of them.
 pub(super) fn expand(file: &str, text: &str, constant: &dyn Fn(&str) -> Option<u32>) -> String {
     let lines: Vec<&str> = text.lines().collect();
+    let lines = with_texts(file, &lines);
     let mut out = String::with_capacity(text.len());
     block(file, &lines, constant, &mut Words::new(), &mut out);
     out
+}
+
+/// The lines without named texts, which stand where they are put.
+fn with_texts<'a>(file: &str, lines: &[&'a str]) -> Vec<&'a str> {
+    let mut texts: HashMap<&str, Vec<&str>> = HashMap::new();
+    let mut out = Vec::with_capacity(lines.len());
+    let mut at = 0;
+    while at < lines.len() {
+        let line = lines[at].trim();
+        if let Some(name) = line.strip_prefix("//!text ") {
+            let end = at + 1 + matching_end(file, &lines[at + 1..]);
+            texts.insert(name, lines[at + 1..end].to_vec());
+            at = end;
+        } else if let Some(name) = line.strip_prefix("//!put ") {
+            out.extend(texts.get(name).unwrap_or_else(|| panic!("{file}: `{line}`: no such text above")));
+        } else {
+            out.push(lines[at]);
+        }
+        at += 1;
+    }
+    out
+}
+
+/// A line with the words known so far, but for those that `body` names anew.
+fn spelt(line: &str, words: &Words, body: &[&str]) -> String {
+    let anew = |word: &str| body.iter().any(|l| named(l.trim()).is_some_and(|(name, _)| name == word));
+    let known = words.iter().filter(|(word, _)| !anew(word));
+    known.fold(line.to_owned(), |line, (word, text)| line.replace(word, text))
+}
+
+/// The word, with its `$`, and the text of a line that names one.
+fn named(line: &str) -> Option<(String, &str)> {
+    let rest = line.strip_prefix("//!let ")?;
+    let (word, text) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((format!("${word}"), text))
 }
 
 fn block(
@@ -31,17 +71,16 @@ fn block(
     while at < lines.len() {
         let line = lines[at].trim();
         assert!(line != "//!end", "{file}: `//!end` without `//!repeat`");
-        if let Some(rest) = line.strip_prefix("//!let ") {
-            let (word, text) = rest.split_once(' ').unwrap_or((rest, ""));
-            words.retain(|(known, _)| *known != format!("${word}"));
-            words.push((format!("${word}"), text.to_owned()));
+        if let Some((word, text)) = named(line) {
+            words.retain(|(known, _)| *known != word);
+            let apart = words.iter().all(|(known, _)| !known.starts_with(&word) && !word.starts_with(known));
+            assert!(apart, "{file}: `{line}`: a word that begins as another");
+            words.push((word, text.to_owned()));
             at += 1;
             continue;
         }
         let Some(rest) = line.strip_prefix("//!repeat ") else {
-            out.push_str(
-                &words.iter().fold(lines[at].to_owned(), |line, (word, text)| line.replace(word, text)),
-            );
+            out.push_str(&spelt(lines[at], words, &[]));
             out.push('\n');
             at += 1;
             continue;
@@ -51,9 +90,11 @@ fn block(
         let times = count.trim().parse().ok().or_else(|| constant(count.trim()));
         let times = times.unwrap_or_else(|| panic!("{file}: `{line}`: no constant {count}"));
         let end = at + 1 + matching_end(file, &lines[at + 1..]);
+        let body = &lines[at + 1..end];
+        let body: Vec<String> = body.iter().map(|line| spelt(line, words, body)).collect();
         for i in 0..times {
             let body: Vec<String> =
-                lines[at + 1..end].iter().map(|l| l.replace(&format!("${name}"), &i.to_string())).collect();
+                body.iter().map(|l| l.replace(&format!("${name}"), &i.to_string())).collect();
             block(file, &body.iter().map(String::as_str).collect::<Vec<_>>(), constant, words, out);
         }
         at = end + 1;
@@ -67,11 +108,11 @@ fn matching_end(file: &str, lines: &[&str]) -> usize {
         match line.trim() {
             "//!end" if depth == 0 => return i,
             "//!end" => depth -= 1,
-            l if l.starts_with("//!repeat ") => depth += 1,
+            l if l.starts_with("//!repeat ") || l.starts_with("//!text ") => depth += 1,
             _ => {}
         }
     }
-    panic!("{file}: `//!repeat` without `//!end`");
+    panic!("{file}: `//!repeat` or `//!text` without `//!end`");
 }
 
 #[cfg(test)]
@@ -93,6 +134,25 @@ mod tests {
         assert_eq!(of(2), "f(p.x)\n");
         assert_eq!(of(1), "f(p)\n");
         assert_eq!(of(0), "$GET(p)\n");
+    }
+
+    #[test]
+    fn a_text_is_put_with_the_words_of_its_place() {
+        let text = "//!text BODY\n$OF\n//!repeat j 2\n$OF$j\n//!end\n//!end\n//!let OF a$i\n//!repeat i 2\n//!put BODY\n//!end\n\
+                    //!repeat i 1\n//!let OF b\n//!put BODY\n//!end";
+        assert_eq!(expand("t", text, &|_| None), "a0\na00\na01\na1\na10\na11\nb\nb0\nb1\n");
+    }
+
+    #[test]
+    #[should_panic(expected = "begins as another")]
+    fn words_that_could_be_mistaken_are_refused() {
+        expand("t", "//!let AT .x\n//!let ATTENTION y", &|_| None);
+    }
+
+    #[test]
+    #[should_panic(expected = "no such text")]
+    fn a_text_that_is_not_there_is_refused() {
+        expand("t", "//!put BODY", &|_| None);
     }
 
     #[test]

@@ -17,10 +17,14 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 crate::params! {
-    struct Sizes { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, quads: u32, scale: f32 }
+    /// The parameters of every kernel of attention.
+    pub(super) struct Sizes {
+        batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, quads: u32, scale: f32, padded: u32
+    }
 }
 
-const TEXT: &str = include_str!("../../shaders/attention.wgsl");
+const TEXT: &str =
+    concat!(include_str!("../../shaders/lib/attention.wgsl"), include_str!("../../shaders/attention.wgsl"));
 const FORWARD: Kernel = Kernel { name: "attention.forward", text: TEXT, entry: "forward" };
 const STATISTICS: Kernel = Kernel { name: "attention.statistics", text: TEXT, entry: "statistics" };
 const BY_QUERY: Kernel = Kernel { name: "attention.by_query", text: TEXT, entry: "by_query" };
@@ -46,6 +50,22 @@ pub struct Shape {
     pub head_dim: usize,
     /// Positions per block (`fixed_attn_block_size`); `None` is no blocks.
     pub block: Option<usize>,
+}
+
+impl Shape {
+    /// As the kernels read it; `padded` is the positions of a head in the operands.
+    pub(super) fn params(&self, padded: usize) -> Sizes {
+        Sizes {
+            batch: self.batch as u32,
+            seq: self.seq as u32,
+            heads: self.heads as u32,
+            kv_heads: self.kv_heads as u32,
+            block: self.block.unwrap_or(self.seq).min(self.seq) as u32,
+            quads: (self.head_dim / 4) as u32,
+            scale: (1.0 / (self.head_dim as f64).sqrt()) as f32,
+            padded: padded as u32,
+        }
+    }
 }
 
 /// `(out, lse)`: `out` like `q` (T, heads * head_dim); `lse`, flat f32 [T * heads], is the logarithm of each query's sum
@@ -126,17 +146,8 @@ struct Call {
 
 impl Call {
     fn new(gpu: &Gpu, q: &Tensor, shape: Shape, docs: Option<&Tensor>) -> Call {
-        let params = Sizes {
-            batch: shape.batch as u32,
-            seq: shape.seq as u32,
-            heads: shape.heads as u32,
-            kv_heads: shape.kv_heads as u32,
-            block: shape.block.unwrap_or(shape.seq).min(shape.seq) as u32,
-            quads: (shape.head_dim / 4) as u32,
-            scale: (1.0 / (shape.head_dim as f64).sqrt()) as f32,
-        };
         Call {
-            params,
+            params: shape.params(shape.seq),
             dtype: q.dtype(),
             head_dim: shape.head_dim,
             masked: docs.is_some(),

@@ -1,5 +1,5 @@
 //! Attention on matrix units: the candidate next to one thread a position of [`super::attention`], for bf16 operands with heads
-//! of 16 to 128 elements, a multiple of 16, on adapters with products of 16x16x16 of f16 and f32 sums.
+//! of 16 to 128 elements, a multiple of 16, on adapters with products of f16 and f32 sums, of 16x16x16 or 8x8x8.
 //!
 //! The operands become halves first, each tensor scaled by one power of two: exact within `2^29` of its largest value, off
 //! by at most `2^-40` of that value below. Probabilities are rounded to f16, 2^-11 of them, and so are the gradients of scores,
@@ -14,9 +14,6 @@ use crate::num::DType;
 use crate::tensor::Tensor;
 
 crate::params! {
-    struct Attention { batch: u32, seq: u32, heads: u32, kv_heads: u32, block: u32, padded: u32, scale: f32 }
-}
-crate::params! {
     struct Tops { q: u32, k: u32, v: u32, d_out: u32 }
 }
 crate::params! {
@@ -27,10 +24,14 @@ crate::params! {
 }
 
 const FORWARD_TEXT: &str = concat!(
+    include_str!("../../shaders/lib/fragments.wgsl"),
+    include_str!("../../shaders/lib/attention.wgsl"),
     include_str!("../../shaders/lib/attention_coop.wgsl"),
     include_str!("../../shaders/attention_coop.wgsl")
 );
 const BACKWARD_TEXT: &str = concat!(
+    include_str!("../../shaders/lib/fragments.wgsl"),
+    include_str!("../../shaders/lib/attention.wgsl"),
     include_str!("../../shaders/lib/attention_coop.wgsl"),
     include_str!("../../shaders/attention_coop_backward.wgsl")
 );
@@ -53,7 +54,7 @@ const PARTS: usize = 256;
 
 /// Whether the kernels can compute heads of `head_dim` elements of such operands here.
 pub(super) fn can_run(caps: &Caps, dtype: DType, head_dim: usize) -> bool {
-    caps.coop == Some(MatrixUnits::Coop16)
+    caps.coop.is_some()
         && dtype == DType::BF16
         && head_dim.is_multiple_of(16)
         && (16..=128).contains(&head_dim)
@@ -120,13 +121,14 @@ pub(super) fn backward(
 /// What the kernels of one call have in common.
 struct Call<'a> {
     shape: Shape,
-    lanes: u32,
+    /// The matrix units, and the lanes of a subgroup.
+    units: (MatrixUnits, u32),
     documents: Option<&'a Tensor>,
 }
 
 impl<'a> Call<'a> {
     fn new(gpu: &Gpu, shape: Shape, documents: Option<&'a Tensor>) -> Call<'a> {
-        Call { shape, lanes: gpu.caps().subgroup_max, documents }
+        Call { shape, units: units(&gpu.caps()), documents }
     }
 
     /// Positions of a sequence with the zeros after it.
@@ -181,20 +183,26 @@ impl<'a> Call<'a> {
     /// Launches a workgroup for each [`Tile::span`] positions of each of `heads` heads of every sequence.
     fn dispatch(&self, gpu: &Gpu, kernel: &Kernel, bindings: &[Binding], heads: usize) -> Result<()> {
         let s = self.shape;
-        let params = Attention {
-            batch: s.batch as u32,
-            seq: s.seq as u32,
-            heads: s.heads as u32,
-            kv_heads: s.kv_heads as u32,
-            block: s.block.unwrap_or(s.seq).min(s.seq) as u32,
-            padded: self.padded() as u32,
-            scale: (1.0 / (s.head_dim as f64).sqrt()) as f32,
-        };
-        let variant = variant(kernel, s.head_dim, self.documents.is_some(), self.lanes);
-        let tile = tile(kernel, s.head_dim);
-        let groups = s.seq.div_ceil(tile.span()) * s.batch * heads;
+        let params = s.params(self.padded());
+        let variant = variant(kernel, s.head_dim, self.documents.is_some(), self.units);
+        let span = tile(kernel, s.head_dim).span(self.units.0);
+        let groups = s.seq.div_ceil(span) * s.batch * heads;
+        #[cfg(test)]
+        let kernel = &emulated::kernel(*kernel);
         gpu.dispatch(kernel, &variant, &params, bindings, groups as u32)
     }
+}
+
+/// The matrix units, and the lanes of a subgroup.
+///
+/// # Panics
+/// Without matrix units: [`can_run`] was to be asked.
+fn units(caps: &Caps) -> (MatrixUnits, u32) {
+    #[cfg(test)]
+    if let Some(units) = emulated::units() {
+        return (units, 32);
+    }
+    (caps.coop.expect("matrix units"), caps.subgroup_max)
 }
 
 /// Bits that gradients of scores lose, see attention_halves.wgsl: `2^fall >= head_dim 2^17`.
@@ -206,7 +214,8 @@ fn halves_variant(head_dim: usize) -> Variant {
     Variant::new().constant("HQ", head_dim as u32 / 4).constant("FALL", fall(head_dim))
 }
 
-/// How the work is cut, as measured for heads of 16 and 128 elements (docs/numbers.md).
+/// How the work is cut, as measured for heads of 16 and 128 elements with fragments of 16x16 (docs/numbers.md). Those of 8x8 take
+/// the same: a subgroup then has 8 rows, as in MLX.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     /// Fragments of rows of a subgroup.
@@ -221,8 +230,8 @@ struct Tile {
 
 impl Tile {
     /// Positions of a workgroup.
-    fn span(&self) -> usize {
-        (16 * self.rows * SUBGROUPS) as usize
+    fn span(&self, units: MatrixUnits) -> usize {
+        (units.edge() * self.rows * SUBGROUPS) as usize
     }
 }
 
@@ -238,10 +247,13 @@ fn tile(kernel: &Kernel, head_dim: usize) -> Tile {
     Tile { rows, rounds, pads, skip: head_dim <= 32 }
 }
 
-fn variant(kernel: &Kernel, head_dim: usize, docs: bool, lanes: u32) -> Variant {
+fn variant(kernel: &Kernel, head_dim: usize, docs: bool, (units, lanes): (MatrixUnits, u32)) -> Variant {
     let t = tile(kernel, head_dim);
+    // A row of scores has 4 quads, and so has a row of 16 elements of a result.
+    let quads = 4 * units.edge();
     let (threads, chunks) = (SUBGROUPS * lanes, t.rounds * 2 * head_dim as u32);
     Variant::new()
+        .fragments(units)
         .constant("DF", head_dim as u32 / 16)
         .constant("RF", t.rows)
         .constant("SG", SUBGROUPS)
@@ -252,8 +264,8 @@ fn variant(kernel: &Kernel, head_dim: usize, docs: bool, lanes: u32) -> Variant 
         .constant("WHOLE", (!t.skip).into())
         .constant("LANES", lanes)
         .constant("LOADS", chunks.div_ceil(threads))
-        .constant("KQ", 64 / lanes)
-        .constant("STORES", 64 / lanes)
+        .constant("KQ", quads / lanes)
+        .constant("STORES", quads / lanes)
         .constant("FALL", fall(head_dim))
         .constant("DOCS", docs.into())
 }
@@ -265,9 +277,14 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
         all.extend([TOPS, SCALES, HALVES, STATISTICS].map(|kernel| (kernel, halves_variant(head_dim))));
         for kernel in [FORWARD, BY_QUERY, BY_KEY] {
             for (docs, lanes) in [(false, 32), (true, 32), (false, 64)] {
-                all.push((kernel, variant(&kernel, head_dim, docs, lanes)));
+                all.push((kernel, variant(&kernel, head_dim, docs, (MatrixUnits::Coop16, lanes))));
+            }
+            for docs in [false, true] {
+                all.push((kernel, variant(&kernel, head_dim, docs, (MatrixUnits::Coop8, 32))));
             }
         }
     }
     all
 }
+
+mod emulated;

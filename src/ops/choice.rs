@@ -172,9 +172,31 @@ mod tests {
 
     /// A planner of a GPU with matrix units whose largest binding is this.
     fn planner(max_binding: u64) -> Gpu {
+        planner_with(MatrixUnits::Coop16, max_binding)
+    }
+
+    fn planner_with(units: MatrixUnits, max_binding: u64) -> Gpu {
         let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
-        let coop = Some(MatrixUnits::Coop16);
-        gpu.planner_with(Caps { software: false, subgroup_max: 32, coop, max_binding, ..gpu.caps() })
+        let caps = Caps { software: false, subgroup_max: 32, coop: Some(units), max_binding, ..gpu.caps() };
+        gpu.planner_with(caps)
+    }
+
+    #[test]
+    fn either_kind_of_matrix_units_gets_its_fragments() {
+        let shape = Shape { batch: 1, seq: 64, heads: 2, kv_heads: 1, head_dim: 48, block: None };
+        for units in MatrixUnits::ALL {
+            let gpu = planner_with(units, 1 << 30);
+            let make =
+                |shape: &[usize], dtype| Tensor::empty(&gpu, "operand", shape, dtype).expect("it fits");
+            let (a, w) = (make(&[300, 64], DType::E4M3), make(&[200, 64], DType::E4M3));
+            gemm::nt(&gpu, &a, &w, DType::BF16, GemmOptions::default()).expect("a product");
+            let (q, k) = (make(&[64, 96], DType::BF16), make(&[64, 48], DType::BF16));
+            let (out, lse) = attention::forward(&gpu, &q, &k, &k, shape, None).expect("attention");
+            attention::backward(&gpu, &out, &q, &k, &k, &out, &lse, shape, None).expect("gradients");
+            let edge = format!("EDGE={} ", units.edge());
+            let all: Vec<_> = gpu.kernels().into_iter().filter(|kernel| kernel.contains("_coop.")).collect();
+            assert!(all.len() == 4 && all.iter().all(|kernel| kernel.contains(&edge)), "{units}: {all:?}");
+        }
     }
 
     /// Rows of 65 codes are 68 bytes, but 128 in panels: what fits the binding by rows only is multiplied by rows.

@@ -213,6 +213,7 @@ impl<'a> Rank<'a> {
         let planner = plan(config, &gpu, &comm, &args)?;
         lines.say(&format!("Device memory needed: {}", report::size(planner.memory())));
         if options.explain {
+            lines.say(&format!("matrix units: {}", gpu.caps().matrix_units()));
             planner.choices().iter().for_each(|line| lines.say(line));
             planner.kernels().iter().for_each(|kernel| lines.say(&format!("kernel: {kernel}")));
         }
