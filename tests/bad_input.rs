@@ -304,3 +304,40 @@ fn names_that_fit_no_module_are_warned_of_once() {
     }
     assert!(!text.contains("router.gate\", which"), "{text}");
 }
+
+#[test]
+fn ranks_that_one_process_cannot_have() {
+    train_refused(
+        "--ranks 1000",
+        &["1000 ranks as threads", "each, ", "in all", "at most 128", "mpirun -n 1000"],
+    );
+}
+
+/// The run goes on, as upstream's does, and leaves its metrics; its end is no success.
+#[test]
+fn a_loss_that_is_no_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = format!(
+        "train SMALL --job.dump_folder={} --training.steps=4 --metrics.log_freq=1 --optimizer.lr=1e30 --ranks 2",
+        dir.path().display()
+    );
+    let out = command(&line, &[]).output().expect("the program starts");
+    refused(&line, &out, &["the loss is no number since step", "optimizer.lr", "Training completed"]);
+    assert_eq!(stderr(&out).matches("training goes on").count(), 1, "{}", stderr(&out));
+    let metrics = std::fs::read_to_string(dir.path().join("metrics.jsonl")).expect("metrics");
+    assert_eq!(metrics.lines().count(), 4);
+}
+
+/// Of processes that come to the same error the first one ends the others before they repeat it.
+#[test]
+fn an_error_of_all_processes_is_said_once() {
+    let launched = |rank: &str| {
+        let env = [("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", rank)];
+        let start = std::time::Instant::now();
+        let out = command("train --config no/such.toml", &env).output().expect("the program starts");
+        (stderr(&out), start.elapsed())
+    };
+    let ((first, _), (second, waited)) = (launched("0"), launched("1"));
+    assert!(first.contains("no/such.toml") && first.contains("on rank 0"), "{first}");
+    assert!(second.contains("on rank 1") && waited.as_secs_f64() > 1.0, "{second}");
+}

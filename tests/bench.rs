@@ -114,7 +114,7 @@ fn steps_are_measured() {
     for word in ["share", "gemm.nt", "adamw", "by variant"] {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
-    a_profile_has_rows(&line);
+    a_profile_has_rows(line);
 }
 
 /// The rows of the same profile: on standard output, and in a file.

@@ -114,3 +114,24 @@ fn help_and_version_succeed() {
         assert!(stdout(&out).contains("moe8"), "{line}");
     }
 }
+
+/// What `--explain` says of the model's kernels comes before its first step, and is of kernels that it has.
+#[test]
+fn chosen_kernels_are_told_before_the_first_step() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = moe8(&format!(
+        "train --config configs/quickstart.toml --explain --model.args.dim=32 --model.args.n_layers=2 \
+         --model.args.n_heads=2 --model.args.vocab_size=128 --model.args.multiple_of=16 --training.seq_len=32 \
+         --training.local_batch_size=2 --training.steps=1 --lr_scheduler.warmup_steps=0 --job.dump_folder={}",
+        dir.path().display()
+    ));
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what:?} in\n{text}"));
+    let start = place("Training starts");
+    for what in
+        ["gemm nt fp8 thin: ", "attention backward bf16 d16: ", "quantize rows narrow: ", "kernel: adamw"]
+    {
+        assert!(place(what) < start, "{what} comes too late");
+    }
+    assert!(!text.contains("large: ") && !text.contains("d128"), "{text}");
+}

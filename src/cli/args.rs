@@ -14,7 +14,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-const OVERRIDES: &str = "Any key of the configuration can be set after the file:
+const OVERRIDES: &str = "Any key of the configuration can be set after the file, as --section.key=value:
   moe8 train --config configs/quickstart.toml --training.steps=100 --float8.recipe_name=rowwise
   moe8 config --keys     lists the keys, their defaults and what moe8 does with each";
 

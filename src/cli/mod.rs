@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser as _;
 
@@ -95,7 +96,7 @@ impl RunOptions {
 pub fn run() -> ExitCode {
     // Ranks of an MPI job that are not to print keep their warnings to themselves too.
     let launched = Launcher::detect(|name| std::env::var(name).ok());
-    let quiet = launched.is_some_and(|launcher| !run::shows(launcher.rank));
+    let quiet = launched.as_ref().is_some_and(|launcher| !run::shows(launcher.rank));
     logger::init(if quiet { log::LevelFilter::Error } else { log::LevelFilter::Info }, "");
     let (flags, overrides) =
         overrides::split(std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()));
@@ -106,11 +107,21 @@ pub fn run() -> ExitCode {
     match dispatch(&cli, &overrides) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            complain(&e.to_string());
+            last_words(&e.to_string(), launched.as_ref());
             // Under MPI the other ranks may be waiting for this one.
             crate::comm::abort(USER_ERROR.into())
         }
     }
+}
+
+/// Prints an error. Of several processes that come to the same one only the first says it: its end ends the others, which wait.
+fn last_words(text: &str, launched: Option<&Launcher>) {
+    let Some(launcher) = launched.filter(|l| l.size != Some(1)) else { return complain(text) };
+    let rank = launcher.rank;
+    if rank > 0 {
+        std::thread::sleep(Duration::from_millis(1000 + 100 * rank.min(20) as u64));
+    }
+    complain(&format!("{text}\n  on rank {rank}"));
 }
 
 /// Prints clap's own message (help, version, or a wrong flag), and the key that a wrong flag may mean.

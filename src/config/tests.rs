@@ -33,6 +33,10 @@ fn the_command_line_wins_over_the_file_and_the_file_over_defaults() {
     assert_eq!(c.sources.of("model.args.dim"), Source::Flavor);
     // The last of two equal overrides, as in argparse.
     assert_eq!(load("", &["training.steps=1", "training.steps=2"]).config.training.steps, 2);
+    let file = "[model]\nconverters = [\"float8\"]\n";
+    for (plain, of) in [(&[][..], 1), (&["model.converters=none"], 0), (&["model.converters="], 0)] {
+        assert_eq!(load(file, plain).config.model.converters.len(), of, "{plain:?}");
+    }
 }
 
 #[test]

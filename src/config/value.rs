@@ -174,6 +174,9 @@ impl Setting for Vec<String> {
             _ => {
                 // Both `a,b` and, pasted from a TOML file, `["a", "b"]`.
                 let text = raw.text()?.trim();
+                if text.eq_ignore_ascii_case(NONE) {
+                    return Some(Vec::new());
+                }
                 let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
                 let names = inner.split(',').map(|n| n.trim().trim_matches(['"', '\'']).to_string());
                 Some(names.filter(|n| !n.is_empty()).collect())

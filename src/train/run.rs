@@ -5,13 +5,13 @@ use super::metrics::{MetricsFile, Rates, StepRecord, log_line};
 use super::tokenizer::Tokenizer;
 use super::trainer::{Pending, Recipe, StepStats, Trainer};
 use super::{logger, report, state};
-use crate::Result;
 use crate::comm::{self, Communicator};
 use crate::config::{Config, Dataset, ModelArgs, Precision, Reshard, Vocabulary};
 use crate::gpu::{Counters, DeviceChoice, Gpu};
 use crate::nn::{Converters, Seed};
 use crate::num::DType;
 use crate::optim::{Hyper, Schedule};
+use crate::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -43,10 +43,41 @@ fn seed(config: &Config) -> u64 {
 /// # Errors
 /// Everything a user can cause: configuration, files, adapter limits, other ranks.
 pub fn run(config: &Config, options: &RunOptions) -> Result<()> {
+    look_at_threads(config, options)?;
     comm::run(options.ranks, |comm| {
         let comm: Arc<dyn Communicator> = Arc::from(comm);
         Rank::start(config, options, comm)?.train()
     })?;
+    Ok(())
+}
+
+/// More ranks than this in one process are worth a word, and more than that are a slip of the hand: each has a device of its own.
+const MANY_THREADS: usize = 16;
+const MOST_THREADS: usize = 128;
+
+/// Says what many ranks as threads will take of the one adapter that they share.
+fn look_at_threads(config: &Config, options: &RunOptions) -> Result<()> {
+    let ranks = options.ranks.unwrap_or(1);
+    let launched = comm::Launcher::detect(|name| std::env::var(name).ok());
+    if ranks <= MANY_THREADS || launched.is_some() {
+        return Ok(());
+    }
+    config.validate(ranks)?;
+    let gpu = Gpu::open_with(&options.device, crate::gpu::Options { quiet: true, ..options.gpu.clone() })?;
+    let (_, args) = open_data(config)?;
+    args.validate()?;
+    let others: Arc<dyn Communicator> = Arc::new(comm::Planned::new(ranks));
+    let each = plan(config, &gpu, &others, &args)?.memory();
+    let [each, all] = [each, each * ranks as u64].map(report::size);
+    let what =
+        format!("{ranks} ranks as threads of one process share one adapter: {each} each, {all} in all");
+    if ranks > MOST_THREADS {
+        let hint = format!(
+            "at most {MOST_THREADS} ranks in one process; MPI takes more (mpirun -n {ranks} moe8 ...)"
+        );
+        return Err(Error::user(what, hint));
+    }
+    log::warn!("{what}");
     Ok(())
 }
 
@@ -61,6 +92,8 @@ struct Rank<'a> {
     rates: Rates,
     metrics: Option<MetricsFile>,
     bar: Option<ProgressBar>,
+    /// First step whose loss was no number, while the losses have not become numbers again.
+    lost: Option<usize>,
 }
 
 /// What the log line needs to know of the time since the last one.
@@ -231,7 +264,7 @@ impl<'a> Rank<'a> {
         let rates = Rates { memory_capacity: None, flops_per_token, peak_flops: None };
         let bar = if show && rank == 0 { progress(config.training.steps as u64) } else { None };
         logger::set_progress_bar(bar.clone());
-        Ok(Rank { config, comm, show, gpu, loader, trainer, rates, metrics, bar })
+        Ok(Rank { config, comm, show, gpu, loader, trainer, rates, metrics, bar, lost: None })
     }
 
     fn lines(&self) -> Lines {
@@ -287,7 +320,12 @@ impl<'a> Rank<'a> {
             logger::set_progress_bar(None);
         }
         self.lines().say("Training completed");
-        Ok(())
+        // As upstream, the run goes on to its end; but a script that started it must not take it for a success.
+        let Some(step) = self.lost else { return Ok(()) };
+        Err(Error::user(
+            format!("the loss is no number since step {step}"),
+            "lower optimizer.lr, or run with --check-nan to see where it begins",
+        ))
     }
 
     /// Step 1 and every multiple of `log_freq` (torchtitan); the last one too.
@@ -310,12 +348,17 @@ impl<'a> Rank<'a> {
             &self.rates,
             logger::colors() && !self.config.metrics.disable_color_printing,
         ));
-        if !stats.loss.is_finite() {
-            log::warn!(
-                "the loss of step {} is {}: lower optimizer.lr, or run with --check-nan",
-                step + 1,
-                stats.loss
-            );
+        if stats.loss.is_finite() {
+            self.lost = None;
+        } else if self.lost.is_none() {
+            self.lost = Some(step + 1);
+            if self.comm.rank() == 0 {
+                log::warn!(
+                    "the loss of step {} is {}: training goes on, and fails at its end",
+                    step + 1,
+                    stats.loss
+                );
+            }
         }
         if let Some(file) = &mut self.metrics {
             file.append(&record)?;
