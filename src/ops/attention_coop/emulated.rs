@@ -179,7 +179,7 @@ fn run(gpu: &Gpu, shape: Shape, documents: bool, growing: bool) {
         let at = |i: usize| {
             let along = 1.0 + grow * (i / per % seq) as f32;
             // Keys that grow point where queries do, so that scores grow too.
-            let lean = if growing && i % head_dim == 0 { 2.0 } else { 0.0 };
+            let lean = if growing && i.is_multiple_of(head_dim) { 2.0 } else { 0.0 };
             bf16::round((stream.normal(i as u64) + lean) * along)
         };
         (0..batch * seq * per).map(at).collect()
