@@ -168,10 +168,7 @@ alias FragmentC = coop_mat8x8<f32, C>;
     ("coopStoreT(c$i_$h, &te[turn$h].x, stride)", "emu_store($iu * 4u + $hu, turn$h, stride)"),
     ("subgroupBarrier()", "workgroupBarrier()"),
     ("<f16>", "<f32>"),
-    (
-        "struct H8 { x: f16, x1: f16, x2: f16, x3: f16, y: f16, y1: f16, y2: f16, y3: f16 }",
-        "struct H8 { x: f32, x1: f32, x2: f32, x3: f32, y: f32, y1: f32, y2: f32, y3: f32 }",
-    ),
+    (": f16", ": f32"),
     (
         "  let lane = li % LANES;\n",
         "  let lane = li % LANES;\n  emu_lane = lane;\n  emu_one = 1u + (p.n >> 31u);\n",
