@@ -4,8 +4,11 @@
 // is made of blocks of 32 quads, so that its error does not grow with the length of the row. What GPUs add (FAST):
 //   1. LANES threads share a row (lib/lanes.wgsl).
 //   2. Maximum and sum in one pass: a sum is relative to the largest value so far, and shrinks when that grows.
-//   3. A thread takes HELD quads at a time. A row that fits them all (ONCE) is read once, and its exponentials are kept.
-//   4. Only the quad that the width breaks is masked, and only the label's quad looks at the label.
+//   3. A thread takes HELD quads at a time. A row that fits them all (ONCE) is read once, and its exponentials are kept. A
+//      longer one is read again backwards: what was read last may still be in the cache.
+//   4. Only the last quads, which may pass the width, are masked.
+//   5. The label's quad is written once more, so that no other has to look at the label.
+//   6. Rounding to bf16 does not look for NaN: a row that has one is known by its sum, and written once more.
 
 struct CrossEntropy {
   rows: u32,
@@ -28,6 +31,16 @@ fn load(base: u32, q: u32, other: f32) -> vec4<f32> {
   return select(vec4<f32>(other), x_get(logits[base + q]), columns(q) < vec4<u32>(p.vocab));
 }
 
+// Quad `v`, which has no NaN, in the logits' dtype.
+fn put(v: vec4<f32>) -> X {
+//!repeat w NARROW
+  return bf16_put_number(v);
+//!end
+//!repeat w WIDE
+  return v;
+//!end
+}
+
 // Below every number that a row may have, and exp of its distance to any of them is 0.
 const LOW = -3.4e38;
 
@@ -39,7 +52,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
   let lane = li % LANES;
   let base = row * quads;
   let label = labels[row];
-  let of_label = x_get(logits[base + label / 4u])[label % 4u];
+  let labelled = base + label / 4u;
+  let at_label = x_get(logits[labelled]);
+  let is_label = columns(label / 4u) == vec4<u32>(label);
+  let of_label = dot(select(vec4<f32>(0.0), at_label, is_label), vec4<f32>(1.0));
 //!repeat w SIMPLE
 
   var top4 = vec4<f32>(LOW);
@@ -58,23 +74,45 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
   let sum = (sum4.x + sum4.y) + (sum4.z + sum4.w);
 //!end
 //!repeat w FAST
-  let whole = p.vocab / 4u;
-
-  var own_top = LOW;
+//!repeat w ONCE
+//!repeat i HELD
+  let q$i = lane + $iu * LANES;
+  let r$i = logits[base + min(q$i, quads - 1u)];
+//!end
+  var top4 = vec4<f32>(LOW);
+//!repeat i HELD
+  var v$i = x_get(r$i);
+  if $iu + 1u == HELD {
+    v$i = select(vec4<f32>(LOW), v$i, columns(q$i) < vec4<u32>(p.vocab));
+  }
+  top4 = max(top4, v$i);
+//!end
+  let own_top = max(max(top4.x, top4.y), max(top4.z, top4.w));
   var sum4 = vec4<f32>();
 //!repeat i HELD
-  var v$i = vec4<f32>();
+  v$i = exp(v$i - own_top);
+  sum4 += v$i;
 //!end
-  for (var block = lane; block < quads; block += HELD * LANES) {
+//!end
+//!repeat w TWICE
+  let step = HELD * LANES;
+  let blocks = div_up(quads, step);
+  var own_top = LOW;
+  var sum4 = vec4<f32>();
+  for (var block = 0u; block < blocks; block++) {
+    let first = block * step + lane;
+//!repeat i HELD
+    let r$i = logits[base + min(first + $iu * LANES, quads - 1u)];
+//!end
     var top4 = vec4<f32>(own_top);
 //!repeat i HELD
-    v$i = x_get(logits[base + min(block + $iu * LANES, quads - 1u)]);
+    var v$i = x_get(r$i);
 //!end
+    if block + 1u == blocks {
 //!repeat i HELD
-    if block + $iu * LANES >= whole {
-      v$i = select(vec4<f32>(LOW), v$i, columns(block + $iu * LANES) < vec4<u32>(p.vocab));
-    }
+      v$i = select(vec4<f32>(LOW), v$i, columns(first + $iu * LANES) < vec4<u32>(p.vocab));
 //!end
+    }
 //!repeat i HELD
     top4 = max(top4, v$i);
 //!end
@@ -82,11 +120,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
     own_top = max(max(top4.x, top4.y), max(top4.z, top4.w));
     var part = vec4<f32>();
 //!repeat i HELD
-    v$i = exp(v$i - own_top);
-    part += v$i;
+    part += exp(v$i - own_top);
 //!end
     sum4 = sum4 * exp(before - own_top) + part;
   }
+//!end
   let top = lanes_max(li, own_top);
   let sum = lanes_sum(li, ((sum4.x + sum4.y) + (sum4.z + sum4.w)) * exp(own_top - top));
 //!end
@@ -107,33 +145,50 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
 //!end
 //!repeat w FAST
     let factor = p.scale / sum;
-    let kept = exp(own_top - top) * factor;
-    for (var block = lane; block < quads; block += HELD * LANES) {
 //!repeat j ONCE
+    let kept = exp(own_top - top) * factor;
 //!repeat i HELD
-      v$i *= kept;
+    v$i *= kept;
+    if $iu + 1u < HELD {
+      logits[base + q$i] = put(v$i);
+    } else if q$i < quads {
+      logits[base + q$i] = put(select(vec4<f32>(0.0), v$i, columns(q$i) < vec4<u32>(p.vocab)));
+    }
 //!end
 //!end
 //!repeat j TWICE
+    for (var left = blocks; left > 0u; left--) {
+      let first = (left - 1u) * step + lane;
 //!repeat i HELD
-      v$i = x_get(logits[base + min(block + $iu * LANES, quads - 1u)]);
-//!end
-//!repeat i HELD
-      v$i = exp(v$i - top) * factor;
-//!end
+      let r$i = logits[base + min(first + $iu * LANES, quads - 1u)];
 //!end
 //!repeat i HELD
-      let q$i = block + $iu * LANES;
-      if q$i == label / 4u {
-        v$i -= select(vec4<f32>(0.0), vec4<f32>(p.scale), columns(q$i) == vec4<u32>(label));
-      }
-      if q$i >= whole {
-        v$i = select(vec4<f32>(0.0), v$i, columns(q$i) < vec4<u32>(p.vocab));
-      }
-      if q$i < quads {
-        logits[base + q$i] = x_put(v$i);
-      }
+      let v$i = exp(x_get(r$i) - top) * factor;
 //!end
+      if left != blocks {
+//!repeat i HELD
+        logits[base + first + $iu * LANES] = put(v$i);
+//!end
+      } else {
+//!repeat i HELD
+        let q$i = first + $iu * LANES;
+        if q$i < quads {
+          logits[base + q$i] = put(select(vec4<f32>(0.0), v$i, columns(q$i) < vec4<u32>(p.vocab)));
+        }
+//!end
+      }
+    }
+//!end
+    // Again by the thread that wrote it.
+    if lane == label / 4u % LANES {
+      let d = exp(at_label - top) * factor - select(vec4<f32>(0.0), vec4<f32>(p.scale), is_label);
+      logits[labelled] = x_put(select(vec4<f32>(0.0), d, columns(label / 4u) < vec4<u32>(p.vocab)));
+    }
+    if (bitcast<u32>(factor) & 0x7fffffffu) >= 0x7f800000u {
+      let nan = bitcast<f32>(bitcast<u32>(factor) | 0x7fc00000u);
+      for (var q = lane; q < quads; q += LANES) {
+        logits[base + q] = x_put(select(vec4<f32>(0.0), vec4<f32>(nan), columns(q) < vec4<u32>(p.vocab)));
+      }
     }
 //!end
   }

@@ -28,3 +28,10 @@ fn bf16_put(v: vec4<f32>) -> vec2<u32> {
   let b = select(rounded, (u >> vec4<u32>(16u)) | vec4<u32>(0x40u), nan);
   return vec2<u32>(b.x | (b.y << 16u), b.z | (b.w << 16u));
 }
+
+// The same for quads without a NaN.
+fn bf16_put_number(v: vec4<f32>) -> vec2<u32> {
+  let u = bitcast<vec4<u32>>(v);
+  let r = u + vec4<u32>(0x7fffu) + ((u >> vec4<u32>(16u)) & vec4<u32>(1u));
+  return vec2<u32>((r.x >> 16u) | (r.y & 0xffff0000u), (r.z >> 16u) | (r.w & 0xffff0000u));
+}

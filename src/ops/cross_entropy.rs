@@ -73,26 +73,29 @@ fn launch(gpu: &Gpu, logits: &Tensor, labels: &Tensor, losses: &Tensor, scale: O
         CrossEntropy { rows: rows as u32, vocab: logits.cols() as u32, scale: scale.unwrap_or_default() };
     let bindings = [labels.read(), logits.write(), losses.write()];
     let team = team(logits.quads(), software);
-    let once = team.lanes * team.held >= logits.quads();
-    let variant = variant(logits.dtype(), scale.is_some(), team, once);
+    let variant = variant(logits.dtype(), scale.is_some(), team, logits.quads());
     gpu.dispatch(&MAIN, &variant, &params, &bindings, team.groups(rows))
 }
 
+/// Threads that share a row, at most.
+const MOST_LANES: usize = 256;
 /// Quads of a row that a thread holds, if the row fits, and that it takes at a time if not.
 const MOST_HELD: usize = 16;
 const BLOCK: usize = 8;
 
-/// On software adapters a thread takes whole rows.
+/// On software adapters a thread takes whole rows. On GPUs it has 8 to 16 quads, as far as rows are long enough.
 fn team(quads: usize, software: bool) -> Team {
     if software {
         return Team { rows: 8, lanes: 1, held: 0 };
     }
-    let team = Team::of(quads, MOST_HELD, false);
-    if team.lanes * team.held < quads { Team { held: BLOCK, ..team } } else { team }
+    let lanes = (1usize << (quads / 8).max(1).ilog2()).clamp(16, MOST_LANES);
+    let held = quads.div_ceil(lanes);
+    Team { rows: (128 / lanes).max(1), lanes, held: if held > MOST_HELD { BLOCK } else { held } }
 }
 
-fn variant(x: DType, gradient: bool, team: Team, once: bool) -> Variant {
+fn variant(x: DType, gradient: bool, team: Team, quads: usize) -> Variant {
     let fast = team.lanes > 1;
+    let once = team.lanes * team.held >= quads;
     team.constants(Variant::new())
         .constant("WG", (team.rows * team.lanes) as u32)
         .constant("TREE", u32::from(fast))
@@ -100,6 +103,8 @@ fn variant(x: DType, gradient: bool, team: Team, once: bool) -> Variant {
         .constant("SIMPLE", u32::from(!fast))
         .constant("ONCE", u32::from(once))
         .constant("TWICE", u32::from(!once))
+        .constant("NARROW", u32::from(x == DType::BF16))
+        .constant("WIDE", u32::from(x != DType::BF16))
         .constant("GRADIENT", u32::from(gradient))
         .quad("X", x)
 }
@@ -109,9 +114,9 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
     for x in [DType::F32, DType::BF16] {
         for gradient in [false, true] {
-            all.push((MAIN, variant(x, gradient, team(8, true), false)));
+            all.push((MAIN, variant(x, gradient, team(8, true), 8)));
             for quads in [1, 64, 564, 4096, 8192] {
-                all.push((MAIN, variant(x, gradient, team(quads, false), quads < 8192)));
+                all.push((MAIN, variant(x, gradient, team(quads, false), quads)));
             }
         }
     }
