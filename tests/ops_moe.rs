@@ -206,6 +206,7 @@ fn embedding_backward_sums_rows_of_each_token() {
             (1031, 2256, 257, BF16, 7),
             (1031, 7, 5, F32, 0), // every token the same
             (129, 3, 1030, BF16, 0),
+            (300, 70_001, 3, F32, 233), // three digits
         ] {
             let d = rounded(dtype, &noise(4, tokens * dim));
             let ids: Vec<u32> = (0..tokens).map(|t| ((t * spread + 1) % vocab) as u32).collect();
