@@ -4,9 +4,10 @@
 //   scan      counts and offsets of the experts; each chunk's histogram becomes its exclusive sum over the chunks
 //   place     order and its inverse
 //   gather    rows from tokens, times the slot's weight
+//   scatter   the same by token, which is read once for all of its slots
 //   combine   base + sum over k of weight * row, in k order: the transpose of gather, without atomics
 //   products  dot product of each slot's token and row: the weights' gradient; combine has it too with DOTS
-// count and place are one thread per chunk and expert, which looks at all ids of its chunk. In gather and combine LANES
+// count and place are one thread per chunk and expert, which looks at all ids of its chunk. In gather, scatter and combine LANES
 // threads share a row and take HELD quads at a time, so that several loads are on their way; DOTS wants the whole row at once.
 
 struct Dispatch {
@@ -157,6 +158,41 @@ fn gather(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3
       out[row * quads + q$i] = x_put(v);
     }
 //!end
+  }
+}
+//!end
+//!repeat e SCATTER
+@group(0) @binding(1) var<storage, read> x: array<X>;
+@group(0) @binding(2) var<storage, read> slot_row: array<u32>;
+@group(0) @binding(3) var<storage, read_write> out: array<X>;
+//!repeat j WEIGHTED
+@group(0) @binding(4) var<storage, read> weights: array<f32>;
+//!end
+
+@compute @workgroup_size(ROWS * LANES)
+fn scatter(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+  let token = grid_index(wg, n) * ROWS + li / LANES;
+  if token >= p.slots / p.top_k {
+    return;
+  }
+  let quads = div_up(p.cols, 4u);
+  for (var first = li % LANES; first < quads; first += HELD * LANES) {
+//!repeat i HELD
+    let x$i = x[token * quads + min(first + $iu * LANES, quads - 1u)];
+//!end
+    for (var slot = token * p.top_k; slot < (token + 1u) * p.top_k; slot++) {
+      let row = slot_row[slot] * quads;
+//!repeat i HELD
+      let q$i = first + $iu * LANES;
+      if q$i < quads {
+        var v = x_get(x$i);
+//!repeat j WEIGHTED
+        v = padded(v * weights[slot], q$i);
+//!end
+        out[row + q$i] = x_put(v);
+      }
+//!end
+    }
   }
 }
 //!end

@@ -28,6 +28,7 @@ const COUNT: Kernel = Kernel { name: "dispatch.count", text: TEXT, entry: "count
 const SCAN: Kernel = Kernel { name: "dispatch.scan", text: TEXT, entry: "scan" };
 const PLACE: Kernel = Kernel { name: "dispatch.place", text: TEXT, entry: "place" };
 const GATHER: Kernel = Kernel { name: "dispatch.gather", text: TEXT, entry: "gather" };
+const SCATTER: Kernel = Kernel { name: "dispatch.scatter", text: TEXT, entry: "scatter" };
 const COMBINE: Kernel = Kernel { name: "dispatch.combine", text: TEXT, entry: "combine" };
 const PRODUCTS: Kernel = Kernel { name: "dispatch.products", text: TEXT, entry: "products" };
 
@@ -93,12 +94,15 @@ pub fn plan(gpu: &Gpu, ids: &Tensor, experts: usize, top_k: usize) -> Result<Pla
 pub fn gather(gpu: &Gpu, x: &Tensor, plan: &Plan, weights: Option<&Tensor>) -> Result<Tensor> {
     let params = sizes(plan, x, "gather's tokens", x.rows() * plan.top_k);
     let out = Tensor::empty(gpu, "routed rows", &[plan.order.numel(), x.cols()], x.dtype())?;
-    let mut bindings = vec![x.read(), plan.order.read(), out.write()];
+    // By token if it has several slots: the cache does not keep it for them.
+    let (kernel, index, rows) =
+        if plan.top_k > 1 { (SCATTER, &plan.slot, x.rows()) } else { (GATHER, &plan.order, out.rows()) };
+    let mut bindings = vec![x.read(), index.read(), out.write()];
     bindings.extend(weights.map(Tensor::read));
     let team = Team::of(x.quads(), MOST_HELD / 2, gpu.caps().software);
     let flags = Flags { weighted: weights.is_some(), ..Flags::default() };
-    let variant = rows_variant(&GATHER, x.dtype(), team, flags);
-    gpu.dispatch(&GATHER, &variant, &params, &bindings, team.groups(out.rows()))?;
+    let variant = rows_variant(&kernel, x.dtype(), team, flags);
+    gpu.dispatch(&kernel, &variant, &params, &bindings, team.groups(rows))?;
     Ok(out)
 }
 
@@ -235,7 +239,7 @@ fn lanes(software: bool) -> (usize, usize) {
 
 /// The variant that compiles the entry of `kernel`, with `workgroup` threads of which `lanes` share sums.
 fn entry(kernel: &Kernel, (workgroup, tree): (usize, bool)) -> Variant {
-    let names = ["COUNT", "SCAN", "PLACE", "GATHER", "COMBINE", "PRODUCTS"];
+    let names = ["COUNT", "SCAN", "PLACE", "GATHER", "SCATTER", "COMBINE", "PRODUCTS"];
     let all = Variant::new().constant("WG", workgroup as u32).constant("TREE", u32::from(tree));
     names
         .into_iter()
@@ -283,7 +287,9 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
         for team in Team::kinds() {
             for (weighted, based) in [(false, false), (false, true), (true, false), (true, true)] {
                 let flags = Flags { weighted, based, dots: None };
-                all.push((GATHER, rows_variant(&GATHER, x, team, flags)));
+                for kernel in [GATHER, SCATTER] {
+                    all.push((kernel, rows_variant(&kernel, x, team, flags)));
+                }
                 let dots = (weighted && team.rows * team.lanes == 256).then_some(x);
                 all.push((COMBINE, rows_variant(&COMBINE, x, team, Flags { dots, ..flags })));
             }
