@@ -142,13 +142,12 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
   }
 }
 
-fn put_d_x(at: u32, v: vec4<f32>) {
+// `v`, added to the gradient so far at `at` with ONTO.
+fn d_x_with(at: u32, v: vec4<f32>) -> X {
 //!repeat w ONTO
-  d_x[at] = x_put(x_get(so_far[at]) + v);
+  return x_put(x_get(so_far[at]) + v);
 //!end
-//!repeat w PLAIN
-  d_x[at] = x_put(v);
-//!end
+  return x_put(v);
 }
 
 // d_x = rstd * (g - x_hat * mean(g * x_hat)) with g = d_y * w, x_hat = x * rstd; added to so_far with ONTO.
@@ -171,6 +170,12 @@ fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: 
 //!repeat i HELD
     let x$i = x[base + q$i];
     let d$i = d_y[base + q$i];
+//!repeat w ONTO
+    let o$i = x_get(so_far[base + q$i]);
+//!end
+//!repeat w PLAIN
+    let o$i = vec4<f32>();
+//!end
 //!end
 //!repeat i HELD
     let p$i = x_get(d$i) * (x_get(x$i) * r);
@@ -183,12 +188,12 @@ fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: 
     let mean = row_sum(sum4(sum), li) / f32(p.cols);
 //!repeat i HELD
     if here && lane + $iu * LANES < quads {
-      put_d_x(base + q$i, inside(r * (x_get(d$i) * w$i - (x_get(x$i) * r) * mean), q$i));
+      d_x[base + q$i] = x_put(o$i + inside(r * (x_get(d$i) * w$i - (x_get(x$i) * r) * mean), q$i));
     }
 //!end
     for (var q = lane + HELD * LANES; q < quads && here; q += LANES) {
       let g = x_get(d_y[base + q]) * w_get(weight[q]);
-      put_d_x(base + q, inside(r * (g - (x_get(x[base + q]) * r) * mean), q));
+      d_x[base + q] = d_x_with(base + q, inside(r * (g - (x_get(x[base + q]) * r) * mean), q));
     }
   }
 //!repeat w FUSED
@@ -217,14 +222,20 @@ fn partial(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
   sums[i] = sum;
 }
 
-// WIDTH quads of columns a workgroup, all of its threads adding up rows.
+// WIDTH quads of columns a workgroup, all of its threads adding up rows, TOGETHER of them loaded at once.
 @compute @workgroup_size(WG)
 fn total(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let q = grid_index(wg, nwg) * WIDTH + li % WIDTH;
   let column = min(q, c.quads - 1u);
   var sum = vec4<f32>();
-  for (var row = li / WIDTH; row < c.rows; row += WG / WIDTH) {
-    sum += partials[row * c.quads + column];
+  let step = WG / WIDTH;
+  for (var row = li / WIDTH; row < c.rows; row += TOGETHER * step) {
+//!repeat i TOGETHER
+    let v$i = partials[min(row + $iu * step, c.rows - 1u) * c.quads + column];
+//!end
+//!repeat i TOGETHER
+    sum += select(vec4<f32>(0.0), v$i, row + $iu * step < c.rows);
+//!end
   }
 //!repeat w TREE
   sum = column_sum(sum, li, WIDTH);

@@ -156,6 +156,7 @@ fn variant([x, weight]: [DType; 2], team: Team, flags: Flags) -> Variant {
     team.constants(Variant::new())
         .constant("CHUNK", CHUNK as u32)
         .constant("WIDTH", width(team) as u32)
+        .constant("TOGETHER", if team.lanes > 1 { 8 } else { 1 })
         .constant("TREE", u32::from(team.lanes > 1))
         .constant("ADD", u32::from(flags.add))
         .constant("FUSED", u32::from(flags.fused))
