@@ -1,6 +1,6 @@
 //! You learn: what a Mixture-of-Experts layer does to its tokens, step by step, and how the tape differentiates it.
 
-use moe8::autograd::Tape;
+use moe8::autograd::{Readers, Tape};
 use moe8::gpu::{DeviceChoice, Gpu};
 use moe8::num::DType;
 use moe8::num::rng::Stream;
@@ -61,11 +61,11 @@ fn layer(gpu: &Gpu, w2: &[f32], recipe: Recipe) -> moe8::Result<Results> {
     let (scores, ids) = tape.router(&logits, &bias, spec)?;
     // 2. Gather: T * K rows, sorted by expert. Counts and offsets stay on the device.
     let plan = tape.plan(&ids, E, K)?;
-    let rows = tape.gather(&x, &plan, None)?;
+    let rows = tape.gather(&x, &plan, None, Readers::default())?;
     // 3. Experts: SwiGLU out of three grouped GEMMs.
     let gate = tape.linear(&rows, ParamId(1), Some(&plan.offs), recipe)?;
     let up = tape.linear(&rows, ParamId(3), Some(&plan.offs), recipe)?;
-    let hidden = tape.swiglu(&gate, &up)?;
+    let hidden = tape.swiglu(&gate, &up, Readers::default())?;
     let routed = tape.linear(&hidden, ParamId(2), Some(&plan.offs), recipe)?;
     // 4. Combine: each token's K rows, times their scores, summed.
     let y = tape.combine(&routed, &plan, Some(&scores), None)?;

@@ -1,14 +1,11 @@
-// Quantization of bf16 by rows, by columns of groups, and by both, for GPUs: what quantize.wgsl computes, in units of eight
-// columns (16 bytes of x). The magnitudes of a unit lie as x does, two in a word.
-//   rows       a team of TEAM lanes holds a row in registers: top, then codes. x is read once
-//   columns    a tile is some rows of a group and ACROSS units. First the tops of each tile, then, in a second dispatch, their
-//              maximum over the group and the codes
+// Quantization of bf16 by columns of groups, for GPUs: what quantize.wgsl computes, in units of eight columns (16 bytes of x). The
+// magnitudes of a unit lie as x does, two in a word. A tile is some rows of a group and ACROSS units: first the tops of each tile
+// (unless quantize_rows.wgsl has left them), then, in a second dispatch, their maximum over the group and the codes.
 // What this adds to the simple algorithm:
-// 1. Loads of 16 bytes, BATCH rows (or UNITS parts of a row) in flight per lane.
-// 2. Codes by way of halves, two at a time: a sixth of the operations of the exact encoder (`codes`).
+// 1. Loads of 16 bytes, BATCH rows in flight per lane.
+// 2. Codes by way of halves, two at a time: a sixth of the operations of the exact encoder (lib/units.wgsl).
 // 3. No atomics and no scales to initialise: tiles leave their tops side by side, and who casts takes the maximum.
-// 4. With TOPS, `rows` takes the columns' tops too, so that both axes cost two reads and not three.
-// IN_PANELS: codes go into panels (lib/panels.wgsl) of the contraction, with its padding; by columns they are transposed on the way.
+// IN_PANELS: codes go into panels (lib/panels.wgsl) of the contraction, with its padding, transposed on the way.
 
 struct Wide {
   rows: u32,
@@ -25,120 +22,6 @@ struct Wide {
 @group(0) @binding(3) var<storage, read_write> descales: array<u32>;
 @group(0) @binding(4) var<storage, read_write> codes: array<Unit>;
 @group(0) @binding(5) var<storage, read_write> column_tops: array<vec4<u32>>;
-
-var<workgroup> merged: array<vec4<u32>, LANES>;
-//!repeat b BATCH
-var<workgroup> tops$b: array<u32, LANES>;
-//!end
-
-// Tops over lanes that are `step` apart: for lane li < step those of its unit.
-fn merge(li: u32, step: u32, even: vec4<u32>, odd: vec4<u32>) -> vec4<u32> {
-  workgroupBarrier();
-  merged[li] = together(even, odd);
-  workgroupBarrier();
-  var a = vec4<u32>();
-  var b = vec4<u32>();
-  for (var i = li % step; i < LANES; i += step) {
-    a = max(a, evens(merged[i]));
-    b = max(b, odds(merged[i]));
-  }
-  return together(a, b);
-}
-
-// CHUNK rows of one group, LANES / TEAM teams with BATCH rows each at a time. A lane has every TEAM-th unit of its rows.
-@compute @workgroup_size(LANES)
-fn rows(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let chunk = grid_index(wg, n);
-  let range = chunk_rows(chunk, CHUNK, p.groups, p.group_rows, p.rows);
-  let units = div_up(p.cols, 8u);
-  let lane = li % TEAM;
-//!repeat t TOPS
-//!repeat i UNITS
-  var even$i = vec4<u32>();
-  var odd$i = vec4<u32>();
-//!end
-//!end
-  for (var start = range.first; start < range.end; start += BATCH * (LANES / TEAM)) {
-    // Past the end of the chunk the last row again, past the end of a row its last unit.
-//!repeat b BATCH
-    let row$b = start + $bu * (LANES / TEAM) + li / TEAM;
-    let at$b = min(row$b, range.end - 1u) * units;
-//!repeat i UNITS
-    let v$b_$i = x[at$b + unit_of($iu, lane, units)];
-//!end
-//!end
-//!repeat b BATCH
-    var top$b = vec4<u32>();
-//!repeat i UNITS
-    top$b = max(top$b, max(evens(v$b_$i), odds(v$b_$i)));
-//!end
-    tops$b[li] = largest(top$b);
-//!end
-//!repeat t TOPS
-//!repeat b BATCH
-//!repeat i UNITS
-    even$i = max(even$i, evens(v$b_$i));
-    odd$i = max(odd$i, odds(v$b_$i));
-//!end
-//!end
-//!end
-    workgroupBarrier();
-    for (var width = TEAM / 2u; width > 0u; width /= 2u) {
-      if lane < width {
-//!repeat b BATCH
-        tops$b[li] = max(tops$b[li], tops$b[li + width]);
-//!end
-      }
-      workgroupBarrier();
-    }
-//!repeat b BATCH
-    let r$b = descale_bits((tops$b[li - lane] >> 1u) & 0x7fff0000u);
-    if row$b < range.end {
-      if lane == 0u {
-        descales[row$b] = r$b;
-      }
-      if IN_PANELS == 1u {
-        for (var unit = units + lane; unit < div_up(units, 8u) * 8u; unit += TEAM) {
-          codes[place(row$b, unit)] = Unit();
-        }
-      }
-      if r$b > CAREFUL {
-        careful_row(row$b, units, lane, r$b);
-      } else {
-        let s = factors(vec4<u32>(r$b));
-//!repeat i UNITS
-        if WHOLE == 1u || $iu * TEAM + lane < units {
-          codes[place(row$b, $iu * TEAM + lane)] = quick_unit(v$b_$i, s, s);
-        }
-//!end
-      }
-    }
-//!end
-    // Before the next rows' tops are written.
-    workgroupBarrier();
-  }
-//!repeat t TOPS
-//!repeat i UNITS
-  let all$i = merge(li, TEAM, even$i, odd$i);
-  if li < TEAM && (WHOLE == 1u || $iu * TEAM + lane < units) && range.first < range.end {
-    column_tops[chunk * units + $iu * TEAM + lane] = all$i;
-  }
-//!end
-//!end
-}
-
-fn unit_of(i: u32, lane: u32, units: u32) -> u32 {
-  if WHOLE == 1u {
-    return i * TEAM + lane;
-  }
-  return min(i * TEAM + lane, units - 1u);
-}
-
-fn careful_row(row: u32, units: u32, lane: u32, r: u32) {
-  for (var unit = lane; unit < units; unit += TEAM) {
-    codes[place(row, unit)] = careful_unit(x[row * units + unit], unit, vec4<u32>(r), vec4<u32>(r));
-  }
-}
 
 @compute @workgroup_size(LANES)
 fn columns(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
@@ -283,3 +166,67 @@ fn empty_groups(first_unit: u32, li: u32) {
     }
   }
 }
+
+//!repeat w IN_PANELS
+// Codes of a unit of columns into panels: eight rows a lane, which make a unit of eight steps in each of its columns.
+fn cast_panels(range: Rows, unit: u32, down: u32, a: vec4<u32>, b: vec4<u32>) {
+  let units = div_up(p.cols, 8u);
+  let start = group_start(range.group);
+  var panel = range.group * div_up(p.group_rows, 64u) * PANELS;
+  if GROUPED == 1u {
+    panel = first_block(range.group, start) * PANELS;
+  }
+  let fa = factors(a);
+  let fb = factors(b);
+  let careful = max(largest(a), largest(b)) > CAREFUL;
+  let padded = range.first + div_up(range.end - range.first, 64u) * 64u;
+  for (var row = range.first + down * 8u; row < padded; row += LANES / ACROSS * 8u) {
+//!repeat r 8
+    let v$r = x[min(row + $ru, range.end - 1u) * units + unit];
+//!end
+//!repeat r 8
+    var q$r = quick_unit(v$r, fa, fb);
+//!end
+    if careful {
+      // A loop: the exact encoder is long.
+      var exact: array<Unit, 8>;
+      for (var r = 0u; r < 8u; r++) {
+        exact[r] = careful_unit(x[min(row + r, range.end - 1u) * units + unit], unit, a, b);
+      }
+//!repeat r 8
+      q$r = exact[$r];
+//!end
+    }
+//!repeat r 8
+    if row + $ru >= range.end {
+      q$r = Unit();
+    }
+//!end
+    let step = (row - start) / 8u;
+    let at = ((panel + step / PER_PANEL) * p.cols + 8u * unit) * PER_PANEL + step % PER_PANEL;
+//!repeat f FP8
+//!repeat h 2
+    let t$h = transpose_bytes(vec4<u32>(q0[$h], q1[$h], q2[$h], q3[$h]));
+    let u$h = transpose_bytes(vec4<u32>(q4[$h], q5[$h], q6[$h], q7[$h]));
+//!repeat i 4
+    if 8u * unit + 4u * $hu + $iu < p.cols {
+      codes[at + (4u * $hu + $iu) * PER_PANEL] = Unit(t$h[$i], u$h[$i]);
+    }
+//!end
+//!end
+//!end
+//!repeat f HALF
+//!repeat h 4
+    let t$h = vec4<u32>(q0[$h], q2[$h], q4[$h], q6[$h]);
+    let u$h = vec4<u32>(q1[$h], q3[$h], q5[$h], q7[$h]);
+    if 8u * unit + 2u * $hu < p.cols {
+      codes[at + 2u * $hu * PER_PANEL] = (t$h & vec4<u32>(0xffffu)) | (u$h << vec4<u32>(16u));
+    }
+    if 8u * unit + 2u * $hu + 1u < p.cols {
+      codes[at + (2u * $hu + 1u) * PER_PANEL] = (t$h >> vec4<u32>(16u)) | (u$h & vec4<u32>(0xffff0000u));
+    }
+//!end
+//!end
+  }
+}
+//!end

@@ -67,10 +67,16 @@ fn json_has_every_field() {
         ("op --shape 3x20x31x5 --groups uniform --precision bf16", &["op"], "tflops"),
         ("rmsnorm --shape 67x33", &["rmsnorm_forward", "rmsnorm_backward"], "gbps"),
         ("rope --shape 2x19x3x12 --precision f32", &["rope"], "gbps"),
-        ("swiglu --shape 67x33", &["swiglu_forward", "swiglu_backward"], "gbps"),
+        ("swiglu --shape 67x33", &["swiglu_forward", "swiglu_backward", "swiglu_quantize"], "gbps"),
         (
             "dispatch --shape 67x33x5x3",
-            &["dispatch_gather", "dispatch_gather_backward", "dispatch_combine", "dispatch_combine_backward"],
+            &[
+                "dispatch_gather",
+                "dispatch_gather_backward",
+                "dispatch_combine",
+                "dispatch_combine_backward",
+                "dispatch_gather_quantize",
+            ],
             "gbps",
         ),
         ("cross_entropy --shape 67x133", &["cross_entropy"], "gbps"),

@@ -59,8 +59,8 @@ fn run(g: &Gpu, c: &Case, dtype: DType, out: DType) {
     let row = Tensor::from_flat_f32(g, "rs", &by_row).unwrap();
     let col = Tensor::from_flat_f32(g, "cs", &by_col).unwrap();
     let scales = Some((Scale::per_row(&row), Scale::per_group(&col, c.n)));
-    let plain = GemmOptions { offs: Some(&offs), scales: None };
-    let scaled = GemmOptions { offs: Some(&offs), scales };
+    let plain = GemmOptions { offs: Some(&offs), ..GemmOptions::default() };
+    let scaled = GemmOptions { offs: Some(&offs), scales, kernel: None };
     let what = |form| format!("{form} {dtype} to {out}");
     let of = |t: Tensor| t.to_f32(g).unwrap();
 

@@ -1,5 +1,5 @@
-// Units of eight neighbouring columns: their magnitudes, their codes, and where codes go, row by row or in panels. Needs the
-// bindings and constants of quantize_wide.wgsl, where the words are explained.
+// Units of eight neighbouring columns: their magnitudes, their codes, and where codes go, row by row or in panels. For
+// quantize_rows.wgsl and quantize_wide.wgsl, where the words are explained.
 
 // De-scales above 2^100 (those that say "not finite" among them) take the encoder that looks at every bit.
 const CAREFUL = 227u << 23u;
@@ -81,66 +81,18 @@ fn largest(v: vec4<u32>) -> u32 {
   return max(max(v.x, v.y), max(v.z, v.w));
 }
 
-//!repeat w IN_PANELS
-// Codes of a unit of columns into panels: eight rows a lane, which make a unit of eight steps in each of its columns.
-fn cast_panels(range: Rows, unit: u32, down: u32, a: vec4<u32>, b: vec4<u32>) {
-  let units = div_up(p.cols, 8u);
-  let start = group_start(range.group);
-  var panel = range.group * div_up(p.group_rows, 64u) * PANELS;
-  if GROUPED == 1u {
-    panel = first_block(range.group, start) * PANELS;
+var<workgroup> merged: array<vec4<u32>, LANES>;
+
+// Tops over lanes that are `step` apart: for lane li < step those of its unit.
+fn merge(li: u32, step: u32, even: vec4<u32>, odd: vec4<u32>) -> vec4<u32> {
+  workgroupBarrier();
+  merged[li] = together(even, odd);
+  workgroupBarrier();
+  var a = vec4<u32>();
+  var b = vec4<u32>();
+  for (var i = li % step; i < LANES; i += step) {
+    a = max(a, evens(merged[i]));
+    b = max(b, odds(merged[i]));
   }
-  let fa = factors(a);
-  let fb = factors(b);
-  let careful = max(largest(a), largest(b)) > CAREFUL;
-  let padded = range.first + div_up(range.end - range.first, 64u) * 64u;
-  for (var row = range.first + down * 8u; row < padded; row += LANES / ACROSS * 8u) {
-//!repeat r 8
-    let v$r = x[min(row + $ru, range.end - 1u) * units + unit];
-//!end
-//!repeat r 8
-    var q$r = quick_unit(v$r, fa, fb);
-//!end
-    if careful {
-      // A loop: the exact encoder is long.
-      var exact: array<Unit, 8>;
-      for (var r = 0u; r < 8u; r++) {
-        exact[r] = careful_unit(x[min(row + r, range.end - 1u) * units + unit], unit, a, b);
-      }
-//!repeat r 8
-      q$r = exact[$r];
-//!end
-    }
-//!repeat r 8
-    if row + $ru >= range.end {
-      q$r = Unit();
-    }
-//!end
-    let step = (row - start) / 8u;
-    let at = ((panel + step / PER_PANEL) * p.cols + 8u * unit) * PER_PANEL + step % PER_PANEL;
-//!repeat f FP8
-//!repeat h 2
-    let t$h = transpose_bytes(vec4<u32>(q0[$h], q1[$h], q2[$h], q3[$h]));
-    let u$h = transpose_bytes(vec4<u32>(q4[$h], q5[$h], q6[$h], q7[$h]));
-//!repeat i 4
-    if 8u * unit + 4u * $hu + $iu < p.cols {
-      codes[at + (4u * $hu + $iu) * PER_PANEL] = Unit(t$h[$i], u$h[$i]);
-    }
-//!end
-//!end
-//!end
-//!repeat f HALF
-//!repeat h 4
-    let t$h = vec4<u32>(q0[$h], q2[$h], q4[$h], q6[$h]);
-    let u$h = vec4<u32>(q1[$h], q3[$h], q5[$h], q7[$h]);
-    if 8u * unit + 2u * $hu < p.cols {
-      codes[at + 2u * $hu * PER_PANEL] = (t$h & vec4<u32>(0xffffu)) | (u$h << vec4<u32>(16u));
-    }
-    if 8u * unit + 2u * $hu + 1u < p.cols {
-      codes[at + (2u * $hu + 1u) * PER_PANEL] = (t$h >> vec4<u32>(16u)) | (u$h & vec4<u32>(0xffff0000u));
-    }
-//!end
-//!end
-  }
+  return together(a, b);
 }
-//!end

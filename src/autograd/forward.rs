@@ -7,6 +7,7 @@ use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::fp8_linear::{Operand, Recipe};
 use crate::ops::gemm::{self, GemmOptions};
+use crate::ops::quantize::{Ready, Wish};
 use crate::ops::{
     attention, cross_entropy, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu,
 };
@@ -16,6 +17,15 @@ use std::rc::Rc;
 
 /// Bytes of logits that exist at once, at most.
 const LOGITS_BYTES: usize = 64 << 20;
+
+/// The linears that will read what an op makes. It then leaves what they would make of it, where that is cheaper.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Readers<'a> {
+    /// Weights and recipes: all that stand in one call of [`Tape::linears`].
+    pub linears: &'a [(ParamId, Recipe)],
+    /// Their group ends.
+    pub offs: Option<&'a Tensor>,
+}
 
 impl Tape<'_> {
     /// Rows of `table` (V, D) by token: (T, D).
@@ -70,8 +80,9 @@ impl Tape<'_> {
         linears: [(ParamId, Recipe); N],
         offs: Option<&Tensor>,
     ) -> Result<[Var; N]> {
-        let forward = Operand::new(&x.value, offs);
-        let backward = Rc::new(Operand::new(&x.value, offs));
+        let Ready { rows, tops } = x.ready.take();
+        let forward = Operand::with(&x.value, offs, Ready { rows, tops: None });
+        let backward = Rc::new(Operand::with(&x.value, offs, Ready { rows: None, tops }));
         let mut outputs = Vec::with_capacity(N);
         for (weight, recipe) in linears {
             let y = fp8_linear::forward_with(self.gpu, &forward, &self.weights.weight(weight)?, recipe)?;
@@ -104,13 +115,31 @@ impl Tape<'_> {
         self.push(Rule::Attention { saved, shape, docs: docs.cloned() }, &[q, k, v], out)
     }
 
-    /// `silu(gate) * up`.
+    /// What `readers` will read of an input like `x` in `rows` rows, for the op that makes it.
+    fn wish<'a>(&self, rows: usize, x: &Tensor, readers: Readers<'a>) -> Result<Option<Wish<'a>>> {
+        let sizes = |&(weight, recipe): &(ParamId, Recipe)| {
+            let shape = self.weights.weight(weight)?.shape().to_vec();
+            Ok((shape[shape.len() - 2], recipe))
+        };
+        let readers_of = readers.linears.iter().map(sizes).collect::<Result<Vec<_>>>()?;
+        Ok(fp8_linear::wish_of_input(self.gpu, (rows, x), &readers_of, readers.offs, self.recording))
+    }
+
+    /// [`Tape::push`] of a value whose maker has left a part of its quantization.
+    fn push_ready(&mut self, rule: Rule, inputs: &[&Var], (value, ready): (Tensor, Ready)) -> Result<Var> {
+        let var = self.push(rule, inputs, value)?;
+        var.ready.replace(ready);
+        Ok(var)
+    }
+
+    /// `silu(gate) * up`, for `readers`.
     ///
     /// # Errors
     /// As [`Tape::embedding`].
-    pub fn swiglu(&mut self, gate: &Var, up: &Var) -> Result<Var> {
-        let y = swiglu::forward(self.gpu, &gate.value, &up.value)?;
-        self.push(Rule::SwiGlu { gate: gate.value.clone(), up: up.value.clone() }, &[gate, up], y)
+    pub fn swiglu(&mut self, gate: &Var, up: &Var, readers: Readers<'_>) -> Result<Var> {
+        let wish = self.wish(gate.value.rows(), &gate.value, readers)?;
+        let made = swiglu::forward_for(self.gpu, &gate.value, &up.value, wish)?;
+        self.push_ready(Rule::SwiGlu { gate: gate.value.clone(), up: up.value.clone() }, &[gate, up], made)
     }
 
     /// `a + b`.
@@ -141,16 +170,23 @@ impl Tape<'_> {
         dispatch::plan(self.gpu, ids, experts, top_k)
     }
 
-    /// Rows of `x` in expert order, times their weights if given.
+    /// Rows of `x` in expert order, times their weights if given, for `readers`.
     ///
     /// # Errors
     /// As [`Tape::embedding`].
-    pub fn gather(&mut self, x: &Var, plan: &dispatch::Plan, weights: Option<&Var>) -> Result<Var> {
+    pub fn gather(
+        &mut self,
+        x: &Var,
+        plan: &dispatch::Plan,
+        weights: Option<&Var>,
+        readers: Readers<'_>,
+    ) -> Result<Var> {
         let scores = weights.map(|w| w.value.clone());
-        let y = dispatch::gather(self.gpu, &x.value, plan, scores.as_ref())?;
+        let wish = self.wish(plan.order.numel(), &x.value, readers)?;
+        let made = dispatch::gather_for(self.gpu, &x.value, plan, scores.as_ref(), wish)?;
         let rule = Rule::Gather { x: x.value.clone(), plan: plan.clone(), weights: scores };
         let inputs: Vec<&Var> = std::iter::once(x).chain(weights).collect();
-        self.push(rule, &inputs, y)
+        self.push_ready(rule, &inputs, made)
     }
 
     /// Each token's rows, times their weights if given, summed and added to `base`.

@@ -7,18 +7,25 @@
 mod forward;
 mod rules;
 
+pub use forward::Readers;
+
 use crate::gpu::Gpu;
 use crate::ops::elementwise;
+use crate::ops::quantize::Ready;
 use crate::params::Weights;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use rules::Rule;
+use rules::{Flow, Rule};
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// A value in the forward pass.
 #[derive(Clone, Debug)]
 pub struct Var {
     id: usize,
     value: Tensor,
+    /// What its op has left of its quantization, for the linears that it was told of: the first to come take it.
+    ready: Rc<RefCell<Ready>>,
 }
 
 impl Var {
@@ -63,7 +70,7 @@ impl<'a> Tape<'a> {
     /// A variable without a rule: its gradient can be asked for, nothing flows further.
     pub fn leaf(&mut self, value: Tensor) -> Var {
         self.vars += 1;
-        Var { id: self.vars - 1, value }
+        Var { id: self.vars - 1, value, ready: Rc::default() }
     }
 
     fn push(&mut self, rule: Rule, inputs: &[&Var], value: Tensor) -> Result<Var> {
@@ -120,9 +127,9 @@ impl<'a> Tape<'a> {
         seed: Option<Tensor>,
         wanted: &[&Var],
     ) -> Result<Vec<Option<Tensor>>> {
-        let mut grads: Vec<Option<Tensor>> = vec![None; self.vars];
+        let mut grads: Vec<Option<Flow>> = vec![None; self.vars];
         let mut started = seed.is_none().then_some(output.id);
-        grads[output.id] = seed;
+        grads[output.id] = seed.map(Flow::from);
         while let Some(node) = self.nodes.pop() {
             if let Rule::Enter { block } = node.rule {
                 self.weights.leave(block)?;
@@ -135,16 +142,24 @@ impl<'a> Tape<'a> {
             }
             started = started.filter(|id| *id != node.output);
             let so_far = if node.rule.adds() { grads[node.inputs[0]].take() } else { None };
-            let flows = node.rule.backward(self.gpu, self.weights, grad, so_far)?;
+            let so_far = so_far.map(|flow| flow.value);
+            let reader = self.maker(node.rule.quantizes().and_then(|which| node.inputs.get(which)));
+            let flows = node.rule.backward(self.gpu, self.weights, grad, so_far, reader)?;
             assert_eq!(flows.len(), node.inputs.len(), "a rule gives one gradient per input");
             for (input, flow) in node.inputs.iter().zip(flows) {
                 let Some(flow) = flow else { continue };
                 grads[*input] = Some(match grads[*input].take() {
                     None => flow,
-                    Some(sum) => elementwise::add(self.gpu, &sum, &flow)?,
+                    Some(sum) => elementwise::add(self.gpu, &sum.value, &flow.value)?.into(),
                 });
             }
         }
-        Ok(wanted.iter().map(|v| grads[v.id].take()).collect())
+        Ok(wanted.iter().map(|v| grads[v.id].take().map(|flow| flow.value)).collect())
+    }
+
+    /// The rule that made a variable.
+    fn maker(&self, id: Option<&usize>) -> Option<&Rule> {
+        let id = id?;
+        self.nodes.iter().rev().find(|node| node.output == *id).map(|node| &node.rule)
     }
 }

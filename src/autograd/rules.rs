@@ -4,6 +4,7 @@ use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::fp8_linear::{InputGradient, Operand, Recipe};
+use crate::ops::quantize::{Ready, Wish};
 use crate::ops::{attention, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu};
 use crate::params::{ParamId, Weights};
 use crate::tensor::Tensor;
@@ -37,6 +38,19 @@ pub(super) enum Rule {
     Head { d_h: Tensor, d_w: Tensor, weight: ParamId },
 }
 
+/// A gradient, and what its maker has left of its quantization.
+#[derive(Clone)]
+pub(super) struct Flow {
+    pub value: Tensor,
+    pub ready: Ready,
+}
+
+impl From<Tensor> for Flow {
+    fn from(value: Tensor) -> Flow {
+        Flow { value, ready: Ready::default() }
+    }
+}
+
 impl Rule {
     /// The op's name, for messages.
     pub(super) fn name(&self) -> &'static str {
@@ -62,20 +76,34 @@ impl Rule {
         matches!(self, Rule::RmsNorm { .. } | Rule::Linear { .. } | Rule::Gather { .. })
     }
 
-    /// Gradients of the inputs, in their order; `None` for an input that has none. `so_far` is for rules that add.
+    /// The number of the input whose gradient the rule can quantize as it makes it.
+    pub(super) fn quantizes(&self) -> Option<usize> {
+        matches!(self, Rule::Combine { .. }).then_some(0)
+    }
+
+    /// What the rule will read of its output's gradient, `width` wide, if it is a linear.
+    fn wish(&self, gpu: &Gpu, width: usize) -> Option<Wish<'_>> {
+        let Rule::Linear { input, recipe, .. } = self else { return None };
+        input.wish_of_gradient(gpu, width, *recipe)
+    }
+
+    /// Gradients of the inputs, in their order; `None` for an input that has none. `so_far` is for rules that add, `reader` is the
+    /// rule that will read the gradient of the input that this one [quantizes](Rule::quantizes).
     pub(super) fn backward(
         self,
         gpu: &Gpu,
         weights: &dyn Weights,
-        grad: Option<Tensor>,
+        grad: Option<Flow>,
         so_far: Option<Tensor>,
-    ) -> Result<Vec<Option<Tensor>>> {
+        reader: Option<&Rule>,
+    ) -> Result<Vec<Option<Flow>>> {
         if let Rule::Head { d_h, d_w, weight } = self {
             weights.gradient(weight, d_w)?;
-            return Ok(vec![Some(d_h)]);
+            return Ok(vec![Some(d_h.into())]);
         }
-        let g = &grad.expect("only the loss starts without a gradient");
-        Ok(match self {
+        let Flow { value: g, ready } = grad.expect("only the loss starts without a gradient");
+        let g = &g;
+        let flows = match self {
             Rule::Enter { .. } | Rule::Head { .. } => unreachable!("handled before"),
             Rule::Embedding { tokens, table, vocab } => {
                 weights.gradient(table, embedding::backward(gpu, &tokens, g, vocab, g.dtype())?)?;
@@ -88,7 +116,8 @@ impl Rule {
                 vec![Some(d_x)]
             }
             Rule::Linear { input, weight, recipe } => {
-                let (d_x, d_w) = linear(gpu, g, &input, &weights.weight(weight)?, recipe, so_far)?;
+                let w = weights.weight(weight)?;
+                let (d_x, d_w) = linear(gpu, (g, ready), &input, &w, recipe, so_far)?;
                 weights.gradient(weight, d_w)?;
                 vec![d_x]
             }
@@ -112,30 +141,33 @@ impl Rule {
                 if scores.is_some() { vec![Some(d_x), d_scores] } else { vec![Some(d_x)] }
             }
             Rule::Combine { rows, plan, weights: scores, base } => {
-                let (d_rows, d_scores) = dispatch::combine_backward(gpu, g, &rows, &plan, scores.as_ref())?;
-                let mut flows = vec![Some(d_rows)];
+                let (scores, wish) = (scores.as_ref(), reader.and_then(|rule| rule.wish(gpu, rows.cols())));
+                let (value, ready, d_scores) =
+                    dispatch::combine_backward_for(gpu, g, &rows, &plan, scores, wish)?;
+                let mut flows = vec![Some(Flow { value, ready })];
                 if scores.is_some() {
-                    flows.push(d_scores);
+                    flows.push(d_scores.map(Flow::from));
                 }
                 if base {
-                    flows.push(Some(g.clone()));
+                    flows.push(Some(g.clone().into()));
                 }
-                flows
+                return Ok(flows);
             }
-        })
+        };
+        Ok(flows.into_iter().map(|flow: Option<Tensor>| flow.map(Flow::from)).collect())
     }
 }
 
 /// Both gradients of a linear, its input's added to what came so far: in place, unless that is another variable's too.
 fn linear(
     gpu: &Gpu,
-    d_out: &Tensor,
+    (d_out, ready): (&Tensor, Ready),
     input: &Operand,
     w: &Tensor,
     recipe: Recipe,
     so_far: Option<Tensor>,
 ) -> Result<(Option<Tensor>, Tensor)> {
-    let backward = |d_x| fp8_linear::backward_with(gpu, d_out, input, w, recipe, d_x);
+    let backward = |d_x| fp8_linear::backward_of(gpu, (d_out, ready), input, w, recipe, d_x);
     match so_far {
         None => backward(InputGradient::New),
         Some(sum) if !sum.is_shared() => backward(InputGradient::Onto(&sum)),

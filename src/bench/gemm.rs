@@ -10,8 +10,7 @@ use crate::num::{DType, Fp8};
 use crate::ops::choice::choose;
 use crate::ops::fp8_linear::{self, Recipe};
 use crate::ops::gemm::{self, GemmOptions, Scale};
-use crate::ops::gemm_choice::{Form, Product};
-use crate::ops::panels::Order;
+use crate::ops::gemm_choice::{self, Form, Product};
 use crate::ops::quantize;
 use crate::reference;
 use crate::tensor::Tensor;
@@ -226,7 +225,7 @@ impl Linear {
     fn plain(self: &Rc<Self>, pass: Pass) -> super::runner::Run {
         let l = self.clone();
         Box::new(move |gpu| {
-            let options = GemmOptions { offs: l.ends(), scales: None };
+            let options = GemmOptions { offs: l.ends(), ..GemmOptions::default() };
             let out = l.x.dtype();
             Ok(vec![match pass {
                 Pass::Forward => gemm::nt(gpu, &l.x, &l.w, out, options)?,
@@ -240,8 +239,8 @@ impl Linear {
     fn scaled(self: &Rc<Self>, gpu: &Gpu, pass: Pass, dtype: DType) -> Result<super::runner::Run> {
         let l = self.clone();
         // Halves are for matrix units.
-        let coop = dtype == DType::F16 || l.kernel(gpu, pass, dtype) == GemmKernel::Coop;
-        let order = if coop { Order::Panels } else { Order::Rows };
+        let kernel = if dtype == DType::F16 { GemmKernel::Coop } else { l.kernel(gpu, pass, dtype) };
+        let order = gemm_choice::order(kernel);
         let (a, b) = match pass {
             Pass::Forward => (
                 quantize::along_rows(gpu, &l.x, dtype, order)?,
@@ -262,7 +261,7 @@ impl Linear {
                 _ => Scale::per_row(&a.descale),
             };
             let col = Scale::per_group(&b.descale, if pass == Pass::Forward { l.n } else { l.k });
-            let options = GemmOptions { offs: l.ends(), scales: Some((row, col)) };
+            let options = GemmOptions { offs: l.ends(), scales: Some((row, col)), kernel: Some(kernel) };
             let product = match pass {
                 Pass::Forward => gemm::nt_of,
                 Pass::Input => gemm::nn_of,

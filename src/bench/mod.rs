@@ -8,6 +8,7 @@ pub mod activations;
 pub mod attention;
 pub mod check;
 pub mod data;
+pub mod fused;
 pub mod gemm;
 pub mod memory;
 pub mod moe;

@@ -6,7 +6,7 @@ use super::gemm::{Linear, Pass};
 use super::row::Row;
 use super::runner::{Case, Runner, Settings};
 use super::step::{self, Precision};
-use super::{activations, memory, moe, tables};
+use super::{activations, fused, memory, moe, tables};
 use crate::config::Config;
 use crate::gpu::Gpu;
 use crate::num::DType;
@@ -359,7 +359,13 @@ fn by_memory(gpu: &Gpu, op: Op, shape: &str, dtype: DType) -> Result<Vec<Case>> 
     match op {
         Op::RmsNorm => activations::norms(gpu, numbers(op, shape)?, dtype),
         Op::Rope => Ok(vec![activations::rotation(gpu, numbers(op, shape)?, dtype)?]),
-        Op::SwiGlu => activations::gates(gpu, numbers(op, shape)?, dtype),
+        Op::SwiGlu => {
+            let mut all = activations::gates(gpu, numbers(op, shape)?, dtype)?;
+            if dtype == DType::BF16 {
+                all.push(fused::gate(gpu, numbers(op, shape)?)?);
+            }
+            Ok(all)
+        }
         Op::Dispatch => tables::routes(gpu, numbers(op, shape)?, dtype),
         Op::CrossEntropy => Ok(vec![activations::loss(gpu, numbers(op, shape)?, dtype)?]),
         Op::Embedding => tables::embeddings(gpu, numbers(op, shape)?, dtype),

@@ -3,6 +3,7 @@
 use super::activations::{InPlace, Rows, case, sample};
 use super::check::{Check, Sample, read_flat};
 use super::data::{Random, places};
+use super::fused::{Make, quantized};
 use super::runner::Case;
 use crate::Result;
 use crate::gpu::Gpu;
@@ -112,6 +113,28 @@ impl Routes {
         })
     }
 
+    /// [`Routes::gather`] with the quantization of the rows.
+    fn gather_quantize(self: &Rc<Self>) -> Case {
+        let [t, d, _, k] = self.shape;
+        let (one, two) = (self.clone(), self.clone());
+        let make: Make = Box::new(move |gpu, wish| {
+            dispatch::gather_for(gpu, &one.x.tensor, &one.plan, Some(&one.weights), wish)
+        });
+        let (read, offs) = (t * d * 2 + 8 * t * k, Some(&self.plan.offs));
+        quantized(
+            "dispatch_gather_quantize",
+            (&self.shape, [t * k, d]),
+            offs,
+            read,
+            make,
+            move |gpu, rows| {
+                let at = places(t * k, d, SAMPLES);
+                let samples: Vec<Sample> = at.into_iter().map(|p| two.gathered(p, true)).collect();
+                Check::tensor(gpu, "rows", rows, &samples)
+            },
+        )
+    }
+
     fn gather_backward(self: &Rc<Self>) -> Case {
         let run = |gpu: &Gpu, r: &Routes| {
             let (rows, x) = (&r.rows.tensor, &r.x.tensor);
@@ -161,7 +184,9 @@ impl Routes {
 /// Limits or memory of the device.
 pub fn routes(gpu: &Gpu, shape: [usize; 4], dtype: DType) -> Result<Vec<Case>> {
     let routes = Routes::new(gpu, shape, dtype)?;
-    Ok(vec![routes.gather(), routes.gather_backward(), routes.combine(), routes.combine_backward()])
+    let fused = (dtype == DType::BF16).then(|| routes.gather_quantize());
+    let all = [routes.gather(), routes.gather_backward(), routes.combine(), routes.combine_backward()];
+    Ok(all.into_iter().chain(fused).collect())
 }
 
 /// Rows of a table by token, and the table's gradient. `[T, D, V]`.

@@ -164,7 +164,7 @@ impl Case<'_> {
             Form::Tn => (Scale::per_group(&row, n), Scale::per_group(&col, k)),
         };
         let scales = if self.codes == Codes::WideRows { None } else { Some(scales) };
-        let options = GemmOptions { offs: offs.as_ref(), scales };
+        let options = GemmOptions { offs: offs.as_ref(), scales, kernel: None };
         let ones = || {
             let ones = vec![1.0; shape.iter().product()];
             Tensor::from_f32(gpu, "result", shape, self.out, &ones)

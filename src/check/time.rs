@@ -104,7 +104,7 @@ fn halves(gpu: &Gpu, warm: Instant, [m, k, n]: [usize; 3], say: &mut impl FnMut(
     let a = Tensor::from_f32(gpu, "a", &[m, k], DType::BF16, &values(m * k))?;
     let w = Tensor::from_f32(gpu, "w", &[8, n, k], DType::BF16, &values(8 * n * k))?;
     let offs = Tensor::from_u32(gpu, "ends", &[1, 2, 3, 4, 5, 6, 7, 8].map(|g| g * (m / 8) as u32))?;
-    let options = GemmOptions { offs: Some(&offs), scales: None };
+    let options = GemmOptions { offs: Some(&offs), ..GemmOptions::default() };
     let before = gpu.launches();
     let ms = median(gpu, warm, || op::nt(gpu, &a, &w, DType::BF16, options).map(drop))?;
     let kernel = super::launched(gpu, &before, "gemm");
@@ -143,7 +143,8 @@ impl Case<'_> {
         let f = self.factors;
         let row =
             if self.form == Form::Tn { Scale::per_group(&f.row_t, k) } else { Scale::per_row(&f.row_t) };
-        let options = GemmOptions { offs: Some(offs), scales: Some((row, Scale::per_group(&f.col_t, n))) };
+        let scales = Some((row, Scale::per_group(&f.col_t, n)));
+        let options = GemmOptions { offs: Some(offs), scales, kernel: None };
         match self.form {
             Form::Nt => op::nt(gpu, a, b, DType::BF16, options),
             Form::Nn => op::nn(gpu, a, b, DType::BF16, options),

@@ -208,6 +208,16 @@ impl Gpu {
 
     /// A planner of an adapter that differs from this one.
     pub(crate) fn planner_with(&self, caps: Caps) -> Gpu {
+        self.planner_of(caps, self.0.decisions.clone())
+    }
+
+    /// [`Gpu::planner_with`], where tuning has found other kernels.
+    #[cfg(test)]
+    pub(crate) fn planner_with_decisions(&self, caps: Caps, decisions: Decisions) -> Gpu {
+        self.planner_of(caps, Arc::new(decisions))
+    }
+
+    fn planner_of(&self, caps: Caps, decisions: Arc<Decisions>) -> Gpu {
         Gpu(Arc::new(Inner {
             device: None,
             name: self.0.name.clone(),
@@ -215,7 +225,7 @@ impl Gpu {
             caps,
             options: self.0.options.clone(),
             pipelines: None,
-            decisions: self.0.decisions.clone(),
+            decisions,
             errors: Arc::default(),
             pool: Arc::default(),
             state: Mutex::default(),

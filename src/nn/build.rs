@@ -2,7 +2,7 @@
 
 use super::{Conversion, Converters};
 use crate::Result;
-use crate::autograd::{Tape, Var};
+use crate::autograd::{Readers, Tape, Var};
 use crate::ops::dispatch;
 use crate::ops::fp8_linear::Recipe;
 use crate::params::{Init, ParamId, Spec, Table};
@@ -37,9 +37,14 @@ impl Ffn {
     /// SwiGLU; over expert groups if `plan`.
     pub fn forward(&self, tape: &mut Tape<'_>, x: &Var, plan: Option<&dispatch::Plan>) -> Result<Var> {
         let offs = plan.map(|p| &p.offs);
-        let [gate, up] = tape.linears(x, [self.w1.pair(), self.w3.pair()], offs)?;
-        let hidden = tape.swiglu(&gate, &up)?;
+        let [gate, up] = tape.linears(x, self.first(), offs)?;
+        let hidden = tape.swiglu(&gate, &up, Readers { linears: &[self.w2.pair()], offs })?;
         tape.linear(&hidden, self.w2.weight, offs, self.w2.recipe)
+    }
+
+    /// Those that read its input.
+    pub fn first(&self) -> [(ParamId, Recipe); 2] {
+        [self.w1.pair(), self.w3.pair()]
     }
 
     pub fn linears(&self) -> [Linear; 3] {

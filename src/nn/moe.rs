@@ -3,7 +3,7 @@
 use super::Converters;
 use super::build::{Builder, Ffn, Linear, normal};
 use crate::Result;
-use crate::autograd::{Tape, Var};
+use crate::autograd::{Readers, Tape, Var};
 use crate::config::{self, ModelArgs};
 use crate::gpu::Gpu;
 use crate::num::DType;
@@ -98,7 +98,8 @@ impl Moe {
         let plan = tape.plan(&ids, self.router.experts, self.router.top_k)?;
         let (before, after) =
             if self.score_before_experts { (Some(&scores), None) } else { (None, Some(&scores)) };
-        let rows = tape.gather(x, &plan, before)?;
+        let readers = Readers { linears: &self.experts.first(), offs: Some(&plan.offs) };
+        let rows = tape.gather(x, &plan, before, readers)?;
         let routed = self.experts.forward(tape, &rows, Some(&plan))?;
         let shared = match &self.shared {
             Some(ffn) => Some(ffn.forward(tape, x, None)?),

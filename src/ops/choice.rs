@@ -210,7 +210,7 @@ mod tests {
             gemm::nn(gpu, &a, &w_t, DType::F32, GemmOptions::default()).expect("some kernel fits");
             // Groups of one row have a block of 64 each.
             let ends = Tensor::flat(gpu, "ends", 60, DType::U32).expect("it fits");
-            let options = GemmOptions { offs: Some(&ends), scales: None };
+            let options = GemmOptions { offs: Some(&ends), ..GemmOptions::default() };
             gemm::tn(gpu, &make(&[60, 40]), &make(&[60, 16]), DType::BF16, options)
                 .expect("some kernel fits");
             gpu.launches()

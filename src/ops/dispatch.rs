@@ -10,6 +10,8 @@ use super::Team;
 use crate::Result;
 use crate::gpu::{Binding, Gpu, Kernel, Variant};
 use crate::num::DType;
+use crate::ops::quantize::{Ready, Wish};
+use crate::ops::quantize_rows::{self, Source};
 use crate::tensor::Tensor;
 
 crate::params! {
@@ -92,8 +94,29 @@ pub fn plan(gpu: &Gpu, ids: &Tensor, experts: usize, top_k: usize) -> Result<Pla
 /// As [`plan`].
 #[track_caller]
 pub fn gather(gpu: &Gpu, x: &Tensor, plan: &Plan, weights: Option<&Tensor>) -> Result<Tensor> {
+    gather_for(gpu, x, plan, weights, None).map(|(rows, _)| rows)
+}
+
+/// [`gather`], and what the readers of the rows wish of their quantization, where one kernel can do both.
+///
+/// # Errors
+/// As [`plan`].
+#[track_caller]
+pub(crate) fn gather_for(
+    gpu: &Gpu,
+    x: &Tensor,
+    plan: &Plan,
+    weights: Option<&Tensor>,
+    wish: Option<Wish<'_>>,
+) -> Result<(Tensor, Ready)> {
     let params = sizes(plan, x, "gather's tokens", x.rows() * plan.top_k);
     let out = Tensor::empty(gpu, "routed rows", &[plan.order.numel(), x.cols()], x.dtype())?;
+    // Rows of one slot a token: of several the next kernel reads a token once, and the codes are made apart.
+    let wish = wish.filter(|_| plan.top_k == 1);
+    let source = Source::Routed { x, order: &plan.order, top_k: plan.top_k, weights };
+    if let Some(ready) = quantize_rows::make(gpu, source, &out, wish)? {
+        return Ok((out, ready));
+    }
     // By token if it has several slots: the cache does not keep it for them.
     let (kernel, index, rows) =
         if plan.top_k > 1 { (SCATTER, &plan.slot, x.rows()) } else { (GATHER, &plan.order, out.rows()) };
@@ -103,7 +126,7 @@ pub fn gather(gpu: &Gpu, x: &Tensor, plan: &Plan, weights: Option<&Tensor>) -> R
     let flags = Flags { weighted: weights.is_some(), ..Flags::default() };
     let variant = rows_variant(&kernel, x.dtype(), team, flags);
     gpu.dispatch(&kernel, &variant, &params, &bindings, team.groups(rows))?;
-    Ok(out)
+    Ok((out, Ready::default()))
 }
 
 /// Gradients of [`gather`]: of x `(T, D)`, in d_rows' dtype, and of the weights if there were any, flat f32 `[R]`.
@@ -192,8 +215,25 @@ pub fn combine_backward(
     plan: &Plan,
     weights: Option<&Tensor>,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let d_rows = gather(gpu, d_out, plan, weights)?;
-    Ok((d_rows, weights.map(|_| products(gpu, d_out, rows, plan)).transpose()?))
+    combine_backward_for(gpu, d_out, rows, plan, weights, None)
+        .map(|(d_rows, _, d_weights)| (d_rows, d_weights))
+}
+
+/// [`combine_backward`], and what the readers of the rows' gradient wish of its quantization, where one kernel can do both.
+///
+/// # Errors
+/// As [`plan`].
+#[track_caller]
+pub(crate) fn combine_backward_for(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    rows: &Tensor,
+    plan: &Plan,
+    weights: Option<&Tensor>,
+    wish: Option<Wish<'_>>,
+) -> Result<(Tensor, Ready, Option<Tensor>)> {
+    let (d_rows, ready) = gather_for(gpu, d_out, plan, weights, wish)?;
+    Ok((d_rows, ready, weights.map(|_| products(gpu, d_out, rows, plan)).transpose()?))
 }
 
 /// For each slot the dot product of its token's vector and its row's, flat f32 `[R]`.

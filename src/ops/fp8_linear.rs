@@ -12,14 +12,16 @@
 //! Tolerance against the f64 product of the same codes: that of [`gemm`].
 
 use crate::Result;
-use crate::gpu::Gpu;
+use crate::gpu::{GemmKernel, Gpu};
 use crate::num::DType;
+use crate::ops::choice::choose;
 use crate::ops::gemm::{self, GemmOptions, Scale};
 use crate::ops::gemm_choice::{self, Form, Product};
 use crate::ops::panels::{Codes, Order};
-use crate::ops::quantize::{self, Quantized};
+use crate::ops::quantize::{self, Quantized, Ready, Wish};
+use crate::ops::quantize_wide::{Groups, Tops};
 use crate::tensor::Tensor;
-use std::cell::OnceCell;
+use std::cell::RefCell;
 
 /// How a linear layer's operands become fp8.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +38,44 @@ pub enum Recipe {
     RowwiseGwHp,
 }
 
+/// How a product of a linear is computed: one decision, for those who prepare its operands and for the product itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    kernel: GemmKernel,
+    /// What both operands become first, if anything: e4m3, or halves where bf16 runs on matrix units.
+    codes: Option<DType>,
+}
+
+impl Way {
+    /// Of this form for x (M, K) of `dtype`, in so many groups, and weights of N rows.
+    fn of(
+        gpu: &Gpu,
+        form: Form,
+        ([m, n, k], groups): ([usize; 3], Option<usize>),
+        dtype: DType,
+        recipe: Recipe,
+    ) -> Way {
+        let sizes = match form {
+            Form::Nt => [m, n, k],
+            Form::Nn => [m, k, n],
+            Form::Tn => [n, k, m],
+        };
+        let fp8 = match recipe {
+            Recipe::HighPrecision => false,
+            Recipe::RowwiseGwHp => form != Form::Tn,
+            Recipe::Rowwise | Recipe::Tensorwise => true,
+        };
+        let operand = if fp8 { DType::E4M3 } else { dtype };
+        let kernel = choose(gpu, &Product { form, operands: [operand; 2], sizes, groups });
+        let halves = operand == DType::BF16 && kernel == GemmKernel::Coop;
+        Way { kernel, codes: if halves { Some(DType::F16) } else { fp8.then_some(DType::E4M3) } }
+    }
+
+    fn order(self) -> Order {
+        gemm_choice::order(self.kernel)
+    }
+}
+
 /// An input with its group ends, and its quantized forms, made when first asked for and kept: two weights that share
 /// an input (w1 and w3 of SwiGLU) quantize it once. Make one per pass and drop it after the last use, since it keeps
 /// the codes alive.
@@ -43,21 +83,32 @@ pub enum Recipe {
 pub struct Operand {
     x: Tensor,
     offs: Option<Tensor>,
-    along_k: OnceCell<Quantized<Codes>>,
-    along_rows: OnceCell<Quantized<Codes>>,
-    whole: OnceCell<Quantized<Codes>>,
+    tops: Option<Tops>,
+    made: RefCell<Vec<(Key, Quantized<Codes>)>>,
 }
+
+/// Along what an operand is quantized.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Axis {
+    K,
+    Rows,
+    Whole,
+}
+
+/// What tells the quantized forms of an operand apart.
+type Key = (Axis, DType, Order);
 
 impl Operand {
     /// x (M, K); `offs` are the exclusive end rows of the groups (flat u32), for grouped weights.
     pub fn new(x: &Tensor, offs: Option<&Tensor>) -> Operand {
-        Operand {
-            x: x.clone(),
-            offs: offs.cloned(),
-            along_k: OnceCell::new(),
-            along_rows: OnceCell::new(),
-            whole: OnceCell::new(),
-        }
+        Operand::with(x, offs, Ready::default())
+    }
+
+    /// [`Operand::new`] of a tensor whose maker has left a part of its quantization, with tops of these groups.
+    pub(crate) fn with(x: &Tensor, offs: Option<&Tensor>, ready: Ready) -> Operand {
+        let key = |q: &Quantized<Codes>| (Axis::K, q.codes.memory().dtype(), q.codes.order());
+        let made = ready.rows.into_iter().map(|q| (key(&q), q)).collect();
+        Operand { x: x.clone(), offs: offs.cloned(), tops: ready.tops, made: RefCell::new(made) }
     }
 
     /// Whether its rows are in groups.
@@ -65,49 +116,84 @@ impl Operand {
         self.offs.is_some()
     }
 
-    fn along_k(&self, gpu: &Gpu, order: Order) -> Result<&Quantized<Codes>> {
-        get_or_try(&self.along_k, || quantize::along_rows(gpu, &self.x, DType::E4M3, order))
+    /// The form of this kind, made now if it is not there.
+    fn get(&self, key: Key, make: impl FnOnce() -> Result<Quantized<Codes>>) -> Result<Quantized<Codes>> {
+        if let Some((_, known)) = self.made.borrow().iter().find(|(k, _)| *k == key) {
+            return Ok(known.clone());
+        }
+        let made = make()?;
+        self.made.borrow_mut().push((key, made.clone()));
+        Ok(made)
     }
 
-    fn along_rows(&self, gpu: &Gpu, order: Order) -> Result<&Quantized<Codes>> {
-        let offs = self.offs.as_ref();
-        get_or_try(&self.along_rows, || quantize::along_columns(gpu, &self.x, offs, DType::E4M3, order))
+    fn along_k(&self, gpu: &Gpu, codes: DType, order: Order) -> Result<Quantized<Codes>> {
+        self.get((Axis::K, codes, order), || quantize::along_rows(gpu, &self.x, codes, order))
     }
 
-    fn whole(&self, gpu: &Gpu) -> Result<&Quantized<Codes>> {
-        get_or_try(&self.whole, || Ok(quantize::tensorwise(gpu, &self.x, DType::E4M3)?.into()))
+    fn along_rows(&self, gpu: &Gpu, codes: DType, order: Order) -> Result<Quantized<Codes>> {
+        self.get((Axis::Rows, codes, order), || {
+            quantize::columns(gpu, &self.x, self.groups(), self.tops.as_ref(), codes, order)
+        })
     }
 
-    /// How the product of this form with a weight of N rows reads its operands.
-    fn order(&self, gpu: &Gpu, form: Form, n: usize) -> Order {
-        let (m, k) = (self.x.rows(), self.x.cols());
-        let sizes = match form {
-            Form::Nt => [m, n, k],
-            Form::Nn => [m, k, n],
-            Form::Tn => [n, k, m],
-        };
-        let groups = self.offs.as_ref().map(Tensor::numel);
-        gemm_choice::order(gpu, &Product { form, operands: [DType::E4M3; 2], sizes, groups })
+    fn whole(&self, gpu: &Gpu) -> Result<Quantized<Codes>> {
+        self.get((Axis::Whole, DType::E4M3, Order::Rows), || {
+            Ok(quantize::tensorwise(gpu, &self.x, DType::E4M3)?.into())
+        })
     }
 
-    fn plain(&self) -> GemmOptions<'_> {
-        GemmOptions { offs: self.offs.as_ref(), scales: None }
+    fn groups(&self) -> Groups<'_> {
+        Groups::of_rows(self.offs.as_ref())
     }
 
-    fn scaled<'a>(&'a self, row: Scale<'a>, col: Scale<'a>) -> GemmOptions<'a> {
-        GemmOptions { offs: self.offs.as_ref(), scales: Some((row, col)) }
+    /// How the product of this form with a weight of N rows is computed.
+    fn way(&self, gpu: &Gpu, form: Form, n: usize, recipe: Recipe) -> Way {
+        let sizes = [self.x.rows(), n, self.x.cols()];
+        Way::of(gpu, form, (sizes, self.offs.as_ref().map(Tensor::numel)), self.x.dtype(), recipe)
+    }
+
+    /// What the product of this form would read of the output's gradient, (M, N), if its maker can leave it. For linears whose
+    /// input's gradient is wanted.
+    pub(crate) fn wish_of_gradient(&self, gpu: &Gpu, n: usize, recipe: Recipe) -> Option<Wish<'_>> {
+        let [by_n, by_rows] = [Form::Nn, Form::Tn].map(|form| self.way(gpu, form, n, recipe));
+        let is_coded = by_rows.codes.is_some() && recipe != Recipe::Tensorwise;
+        wish(by_n, recipe, is_coded.then(|| self.groups()))
+    }
+
+    fn plain(&self, way: Way) -> GemmOptions<'_> {
+        GemmOptions { offs: self.offs.as_ref(), scales: None, kernel: Some(way.kernel) }
+    }
+
+    fn scaled<'a>(&'a self, row: Scale<'a>, col: Scale<'a>, way: Option<Way>) -> GemmOptions<'a> {
+        let kernel = way.map(|way| way.kernel);
+        GemmOptions { offs: self.offs.as_ref(), scales: Some((row, col)), kernel }
     }
 }
 
-fn get_or_try(
-    cell: &OnceCell<Quantized<Codes>>,
-    make: impl FnOnce() -> Result<Quantized<Codes>>,
-) -> Result<&Quantized<Codes>> {
-    if let Some(known) = cell.get() {
-        return Ok(known);
+/// What a product computed this way reads along the rows of an operand, if that can be made beside the operand.
+fn wish(way: Way, recipe: Recipe, tops: Option<Groups<'_>>) -> Option<Wish<'_>> {
+    let dtype = way.codes.filter(|_| recipe != Recipe::Tensorwise)?;
+    Some(Wish { dtype, order: way.order(), tops })
+}
+
+/// What linears with weights of these numbers of rows will read of an input like `x` in `rows` rows, if its maker can leave it and
+/// they agree; with `backward`, what their weights' gradients will read too.
+pub(crate) fn wish_of_input<'a>(
+    gpu: &Gpu,
+    (rows, x): (usize, &Tensor),
+    readers: &[(usize, Recipe)],
+    offs: Option<&'a Tensor>,
+    backward: bool,
+) -> Option<Wish<'a>> {
+    let groups = offs.map(Tensor::numel);
+    let way = |form, (n, recipe)| Way::of(gpu, form, ([rows, n, x.cols()], groups), x.dtype(), recipe);
+    let (first, others) = readers.split_first()?;
+    let forward = way(Form::Nt, *first);
+    if others.iter().any(|other| way(Form::Nt, *other) != forward || other.1 != first.1) {
+        return None;
     }
-    let made = make()?;
-    Ok(cell.get_or_init(|| made))
+    let is_coded = backward && way(Form::Tn, *first).codes.is_some();
+    wish(forward, first.1, is_coded.then(|| Groups::of_rows(offs)))
 }
 
 /// `out(M, N) = x(M, K) w[g](N, K)^T`, in the dtype of x.
@@ -126,20 +212,17 @@ pub fn forward(gpu: &Gpu, x: &Tensor, w: &Tensor, offs: Option<&Tensor>, recipe:
 #[track_caller]
 pub fn forward_with(gpu: &Gpu, input: &Operand, w: &Tensor, recipe: Recipe) -> Result<Tensor> {
     let (n, out) = (check(&input.x, w, recipe), input.x.dtype());
-    match recipe {
-        Recipe::HighPrecision => gemm::nt(gpu, &input.x, w, out, input.plain()),
-        Recipe::Rowwise | Recipe::RowwiseGwHp => {
-            let order = input.order(gpu, Form::Nt, n);
-            let (x, w) = (input.along_k(gpu, order)?, quantize::along_rows(gpu, w, DType::E4M3, order)?);
-            let scales = input.scaled(Scale::per_row(&x.descale), Scale::per_group(&w.descale, n));
-            gemm::nt_of(gpu, &x.codes, &w.codes, out, scales)
-        }
-        Recipe::Tensorwise => {
-            let (x, w) = (input.whole(gpu)?, quantize::tensorwise(gpu, w, DType::E4M3)?);
-            let scales = input.scaled(Scale::tensorwise(&x.descale), Scale::tensorwise(&w.descale));
-            gemm::nt_of(gpu, &x.codes, &Codes::Rows(w.codes), out, scales)
-        }
+    if recipe == Recipe::Tensorwise {
+        let (x, w) = (input.whole(gpu)?, quantize::tensorwise(gpu, w, DType::E4M3)?);
+        let scales = input.scaled(Scale::tensorwise(&x.descale), Scale::tensorwise(&w.descale), None);
+        return gemm::nt_of(gpu, &x.codes, &Codes::Rows(w.codes), out, scales);
     }
+    let way = input.way(gpu, Form::Nt, n, recipe);
+    let Some(codes) = way.codes else { return gemm::nt(gpu, &input.x, w, out, input.plain(way)) };
+    let x = input.along_k(gpu, codes, way.order())?;
+    let w = quantize::along_rows(gpu, w, codes, way.order())?;
+    let scales = input.scaled(Scale::per_row(&x.descale), Scale::per_group(&w.descale, n), Some(way));
+    gemm::nt_of(gpu, &x.codes, &w.codes, out, scales)
 }
 
 /// Gradients of [`forward`] for `d_out` (M, N): d_x (M, K) in x's dtype if `need_d_x`, d_w in w's shape and dtype.
@@ -184,6 +267,22 @@ pub fn backward_with(
     recipe: Recipe,
     d_x: InputGradient<'_>,
 ) -> Result<(Option<Tensor>, Tensor)> {
+    backward_of(gpu, (d_out, Ready::default()), input, w, recipe, d_x)
+}
+
+/// [`backward_with`] for a `d_out` whose maker has left a part of its quantization, as [`Operand::wish_of_gradient`] says.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub(crate) fn backward_of(
+    gpu: &Gpu,
+    (d_out, ready): (&Tensor, Ready),
+    input: &Operand,
+    w: &Tensor,
+    recipe: Recipe,
+    d_x: InputGradient<'_>,
+) -> Result<(Option<Tensor>, Tensor)> {
     let n = check(&input.x, w, recipe);
     assert_eq!(
         (d_out.rows(), d_out.cols(), d_out.dtype()),
@@ -193,41 +292,49 @@ pub fn backward_with(
         input.x.shape(),
         w.shape()
     );
+    if recipe == Recipe::Tensorwise {
+        return tensorwise_backward(gpu, d_out, input, w, d_x);
+    }
+    let [by_n, by_rows] = [Form::Nn, Form::Tn].map(|form| input.way(gpu, form, n, recipe));
     let wanted = !matches!(d_x, InputGradient::None);
-    let quantized = |d_out: &Quantized<Codes>| d_input(gpu, d_out, input, w, recipe, d_x);
-    let offs = input.offs.as_ref();
-    let d_x = match recipe {
-        Recipe::Tensorwise => return tensorwise_backward(gpu, d_out, input, w, d_x),
-        Recipe::Rowwise if wanted => {
-            // One pass writes both where both products read the same order; tuning may choose different kernels.
-            let [order, by_rows] = [Form::Nn, Form::Tn].map(|form| input.order(gpu, form, n));
-            let (along_n, along_rows) = if order == by_rows {
-                quantize::along_both(gpu, d_out, offs, order)?
-            } else {
-                let along_n = quantize::along_rows(gpu, d_out, DType::E4M3, order)?;
-                (along_n, quantize::along_columns(gpu, d_out, offs, DType::E4M3, by_rows)?)
-            };
-            let d_x = quantized(&along_n)?;
-            drop(along_n);
-            return Ok((d_x, d_weight(gpu, &along_rows, input, w)?));
-        }
-        Recipe::Rowwise => {
-            let order = input.order(gpu, Form::Tn, n);
-            let d_out = quantize::along_columns(gpu, d_out, offs, DType::E4M3, order)?;
-            return Ok((None, d_weight(gpu, &d_out, input, w)?));
-        }
+    let [along_n, along_rows] = gradient_codes(gpu, d_out, ready, input, (by_n, by_rows), wanted)?;
+    let d_x = match &along_n {
         _ if !wanted => None,
-        Recipe::HighPrecision => {
+        Some(d_out) => d_input(gpu, d_out, input, w, (by_n, recipe), d_x)?,
+        None => {
             let (d_out, w) = (Codes::Rows(d_out.clone()), Codes::Rows(w.clone()));
-            input_product(gpu, &d_out, &w, &input.x, d_x, input.plain())?
-        }
-        Recipe::RowwiseGwHp => {
-            let order = input.order(gpu, Form::Nn, n);
-            quantized(&quantize::along_rows(gpu, d_out, DType::E4M3, order)?)?
+            input_product(gpu, &d_out, &w, &input.x, d_x, input.plain(by_n))?
         }
     };
-    let d_w = gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain())?;
+    drop(along_n);
+    let d_w = match &along_rows {
+        Some(d_out) => d_weight(gpu, d_out, input, w, by_rows)?,
+        None => gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain(by_rows))?,
+    };
     Ok((d_x, d_w.reshape(w.shape())))
+}
+
+/// The output's gradient as both products read it, along N and along the rows, where they read codes. One pass writes both if they
+/// read the same kind, unless a part is there already; tuning may choose different kernels.
+fn gradient_codes(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    ready: Ready,
+    input: &Operand,
+    (by_n, by_rows): (Way, Way),
+    along_n: bool,
+) -> Result<[Option<Quantized<Codes>>; 2]> {
+    let operand = Operand::with(d_out, input.offs.as_ref(), ready);
+    let codes_n = by_n.codes.filter(|_| along_n);
+    let nothing = operand.tops.is_none() && operand.made.borrow().is_empty();
+    if let (Some(codes), true, true) = (codes_n, nothing, by_n == by_rows) {
+        let (a, b) = quantize::both_axes(gpu, d_out, input.groups(), codes, by_n.order())?;
+        return Ok([Some(a), Some(b)]);
+    }
+    let along_n = codes_n.map(|codes| operand.along_k(gpu, codes, by_n.order())).transpose()?;
+    let along_rows =
+        by_rows.codes.map(|codes| operand.along_rows(gpu, codes, by_rows.order())).transpose()?;
+    Ok([along_n, along_rows])
 }
 
 /// `a(M, N) w[g](N, K)` in the dtype of x (M, K), new or onto a sum.
@@ -256,31 +363,28 @@ fn d_input(
     d_out: &Quantized<Codes>,
     input: &Operand,
     w: &Tensor,
-    recipe: Recipe,
+    (way, recipe): (Way, Recipe),
     d_x: InputGradient<'_>,
 ) -> Result<Option<Tensor>> {
     let quantized = match recipe {
         Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?.into(),
-        _ => {
-            let order = input.order(gpu, Form::Nn, d_out.codes.cols());
-            quantize::along_weight_columns(gpu, w, DType::E4M3, order)?
-        }
+        _ => quantize::along_weight_columns(gpu, w, d_out.codes.memory().dtype(), way.order())?,
     };
     let col = match recipe {
         Recipe::RowwiseGwHp => Scale::tensorwise(&quantized.descale),
         _ => Scale::per_group(&quantized.descale, w.cols()),
     };
-    let scales = input.scaled(Scale::per_row(&d_out.descale), col);
+    let scales = input.scaled(Scale::per_row(&d_out.descale), col, Some(way));
     input_product(gpu, &d_out.codes, &quantized.codes, &input.x, d_x, scales)
 }
 
 /// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
-fn d_weight(gpu: &Gpu, d_out: &Quantized<Codes>, input: &Operand, w: &Tensor) -> Result<Tensor> {
+fn d_weight(gpu: &Gpu, d_out: &Quantized<Codes>, input: &Operand, w: &Tensor, way: Way) -> Result<Tensor> {
     let (n, k) = (d_out.codes.cols(), input.x.cols());
-    let x = input.along_rows(gpu, input.order(gpu, Form::Tn, n))?;
-    let scales = input.scaled(Scale::per_group(&d_out.descale, n), Scale::per_group(&x.descale, k));
-    let d_w = gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
-    Ok(d_w.reshape(w.shape()))
+    let x = input.along_rows(gpu, d_out.codes.memory().dtype(), way.order())?;
+    let row = Scale::per_group(&d_out.descale, n);
+    let scales = input.scaled(row, Scale::per_group(&x.descale, k), Some(way));
+    gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)
 }
 
 /// Both gradients from one set of codes: a tensor-wise scale does not depend on what is contracted.
@@ -296,11 +400,11 @@ fn tensorwise_backward(
     let mut d_x = None;
     if !matches!(wanted, InputGradient::None) {
         let w: Quantized<Codes> = quantize::tensorwise(gpu, w, DType::E4M3)?.into();
-        let scales = input.scaled(row, Scale::tensorwise(&w.descale));
+        let scales = input.scaled(row, Scale::tensorwise(&w.descale), None);
         d_x = input_product(gpu, &d_out.codes, &w.codes, &input.x, wanted, scales)?;
     }
     let x = input.whole(gpu)?;
-    let scales = input.scaled(row, Scale::tensorwise(&x.descale));
+    let scales = input.scaled(row, Scale::tensorwise(&x.descale), None);
     let d_w = gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
     Ok((d_x, d_w.reshape(w.shape())))
 }
@@ -318,3 +422,6 @@ fn check(x: &Tensor, w: &Tensor, recipe: Recipe) -> usize {
     assert!(same, "fp8_linear: x is {}, w is {}, without fp8", x.dtype(), w.dtype());
     shape[shape.len() - 2]
 }
+
+#[cfg(test)]
+mod tests;

@@ -83,6 +83,8 @@ pub struct GemmOptions<'a> {
     pub offs: Option<&'a Tensor>,
     /// De-scales of the result's rows and columns.
     pub scales: Option<(Scale<'a>, Scale<'a>)>,
+    /// The kernel, from who has asked [`choose`] already to prepare operands for it; `None` asks here.
+    pub kernel: Option<GemmKernel>,
 }
 
 /// `out(M, N) = A(M, K) W[g](N, K)^T`, rows in group g; W is (E, N, K), or (N, K) without groups.
@@ -339,7 +341,8 @@ fn launch_halves(
         "tn" => Scale::per_group(&a.descale, dims.m),
         _ => Scale::per_row(&a.descale),
     };
-    let options = GemmOptions { scales: Some((row, Scale::per_group(&b.descale, dims.n))), ..options };
+    let scales = Some((row, Scale::per_group(&b.descale, dims.n)));
+    let options = GemmOptions { scales, kernel: Some(GemmKernel::Coop), ..options };
     launch(gpu, kernel, (&a.codes, &b.codes), out, dims, options, accumulate)
 }
 
@@ -362,9 +365,8 @@ fn launch(
     let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
     let (form, groups) = (Form::of(kernel.entry), options.offs.map(Tensor::numel));
     let product = Product { form, operands: [a_type, b_type], sizes: dims.sizes(), groups };
-    // Halves were made for matrix units, and panels too, by somebody who asked the same question.
-    let made = in_panels || a_type == DType::F16;
-    let chosen = if made { GemmKernel::Coop } else { choose(gpu, &product) };
+    let chosen = options.kernel.unwrap_or_else(|| choose(gpu, &product));
+    assert!(chosen == GemmKernel::Coop || !in_panels, "gemm: operands in panels for {chosen:?}");
     if chosen != GemmKernel::Coop {
         return multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, chosen);
     }

@@ -1,6 +1,6 @@
 //! Which kernel computes a product: the table of candidates, and the rules of choice by adapter, operands and shape.
 
-use super::choice::{Call, Candidate, choose, operands};
+use super::choice::{Call, Candidate, operands};
 use super::panels::{BLOCK, Order};
 use super::{gemm_coop, gemm_narrow, gemm_tiled};
 use crate::gpu::{GemmKernel, Gpu};
@@ -195,9 +195,9 @@ impl Call for Product {
     }
 }
 
-/// How the kernel for a product reads its operands.
-pub(crate) fn order(gpu: &Gpu, product: &Product) -> Order {
-    if choose(gpu, product) == GemmKernel::Coop { Order::Panels } else { Order::Rows }
+/// How a kernel reads its operands.
+pub(crate) fn order(kernel: GemmKernel) -> Order {
+    if kernel == GemmKernel::Coop { Order::Panels } else { Order::Rows }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod gemm_tiled;
 pub(crate) mod panels;
 pub mod quantize;
 pub mod quantize_choice;
+mod quantize_rows;
 mod quantize_wide;
 pub mod rmsnorm;
 pub mod rope;
@@ -89,6 +90,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         panels::kernels(),
         gemm_tiled::kernels(),
         quantize::kernels(),
+        quantize_rows::kernels(),
         quantize_wide::kernels(),
         rmsnorm::kernels(),
         rope::kernels(),

@@ -110,6 +110,11 @@ impl Codes {
         self.shape().iter().rev().skip(1).product()
     }
 
+    /// How it lies in memory.
+    pub(crate) fn order(&self) -> Order {
+        if let Codes::Rows(_) = self { Order::Rows } else { Order::Panels }
+    }
+
     /// The memory, with a dtype and a shape of its own.
     pub(crate) fn memory(&self) -> &Tensor {
         match self {

@@ -12,7 +12,8 @@ use crate::num::DType;
 use crate::ops::choice::choose;
 use crate::ops::panels::{Codes, Contraction, Order};
 use crate::ops::quantize_choice::{Axes, Quantization};
-use crate::ops::quantize_wide::{self as wide, Groups};
+use crate::ops::quantize_rows as by_rows;
+use crate::ops::quantize_wide::{self as wide, Groups, Tops};
 use crate::tensor::Tensor;
 
 crate::params! {
@@ -43,8 +44,8 @@ fn floor(codes: DType) -> u32 {
     if codes == DType::F16 { 17 << 23 } else { (127 - 48) << 23 }
 }
 
-/// Whether [`wide`] is to quantize `x`.
-fn use_wide(gpu: &Gpu, x: &Tensor, axes: Axes, order: Order) -> bool {
+/// Whether the kernels at the speed of memory are to quantize `x`.
+pub(super) fn use_wide(gpu: &Gpu, x: &Tensor, axes: Axes, order: Order) -> bool {
     choose(gpu, &Quantization::in_order(gpu, x, axes, order)) == QuantizeKernel::Wide
 }
 
@@ -55,6 +56,26 @@ pub struct Quantized<Codes = Tensor> {
     pub codes: Codes,
     /// Flat f32: `1/s` for each multiplier `s` from high precision to fp8. NaN where the input was not finite.
     pub descale: Tensor,
+}
+
+/// What products want of a tensor that they will read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish<'a> {
+    /// Codes along its rows: e4m3, or halves.
+    pub dtype: DType,
+    /// Their order.
+    pub order: Order,
+    /// The tops of the columns of these groups, for codes along its columns later.
+    pub tops: Option<Groups<'a>>,
+}
+
+/// What the kernel that made a tensor left of its quantization, so that it is not read again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ready {
+    /// Its codes along rows.
+    pub rows: Option<Quantized<Codes>>,
+    /// The largest magnitudes of its columns, for codes along columns.
+    pub tops: Option<Tops>,
 }
 
 impl Quantized<Codes> {
@@ -106,7 +127,7 @@ pub fn rowwise(gpu: &Gpu, x: &Tensor) -> Result<Quantized> {
 #[track_caller]
 pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
     if use_wide(gpu, x, Axes::Rows, order) {
-        return wide::rows(gpu, x, dtype, order);
+        return Ok(by_rows::in_memory(gpu, x, Wish { dtype, order, tops: None })?.0);
     }
     let out = Quantized::of_rows(gpu, x, dtype, Order::Rows)?;
     let shape = Shape::rows(x.quads(), gpu.caps().software);
@@ -139,7 +160,7 @@ pub(crate) fn along_columns(
     dtype: DType,
     order: Order,
 ) -> Result<Quantized<Codes>> {
-    columns(gpu, x, Groups::of_rows(offs), dtype, order)
+    columns(gpu, x, Groups::of_rows(offs), None, dtype, order)
 }
 
 /// A weight (E, N, K), or (N, K), for a GEMM that contracts N: one power-of-two scale per expert and k, e4m3;
@@ -160,13 +181,21 @@ pub(crate) fn along_weight_columns(
     dtype: DType,
     order: Order,
 ) -> Result<Quantized<Codes>> {
-    columns(gpu, w, Groups::of_weight(w), dtype, order)
+    columns(gpu, w, Groups::of_weight(w), None, dtype, order)
 }
 
+/// Codes along the columns of `groups`, whose `tops` somebody may have left: of the same groups.
 #[track_caller]
-fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType, order: Order) -> Result<Quantized<Codes>> {
+pub(super) fn columns(
+    gpu: &Gpu,
+    x: &Tensor,
+    groups: Groups,
+    tops: Option<&Tops>,
+    dtype: DType,
+    order: Order,
+) -> Result<Quantized<Codes>> {
     if use_wide(gpu, x, Axes::Columns, order) {
-        return wide::columns(gpu, x, groups, dtype, order);
+        return wide::columns(gpu, x, groups, tops, dtype, order);
     }
     let out = Quantized::of_columns(gpu, x, groups, dtype, Order::Rows)?;
     let shape = Shape::columns(gpu.caps().software);
@@ -186,7 +215,8 @@ fn columns(gpu: &Gpu, x: &Tensor, groups: Groups, dtype: DType, order: Order) ->
 /// As [`rowwise`].
 #[track_caller]
 pub fn both(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<(Quantized, Quantized)> {
-    along_both(gpu, x, offs, Order::Rows).map(|(a, b)| (a.into_rows(), b.into_rows()))
+    both_axes(gpu, x, Groups::of_rows(offs), DType::E4M3, Order::Rows)
+        .map(|(a, b)| (a.into_rows(), b.into_rows()))
 }
 
 /// [`rowwise`] and [`weight_colwise`] of one weight, in fewer passes over it.
@@ -195,31 +225,24 @@ pub fn both(gpu: &Gpu, x: &Tensor, offs: Option<&Tensor>) -> Result<(Quantized, 
 /// As [`rowwise`].
 #[track_caller]
 pub fn weight_both(gpu: &Gpu, w: &Tensor) -> Result<(Quantized, Quantized)> {
-    both_axes(gpu, w, Groups::of_weight(w), Order::Rows).map(|(a, b)| (a.into_rows(), b.into_rows()))
+    both_axes(gpu, w, Groups::of_weight(w), DType::E4M3, Order::Rows)
+        .map(|(a, b)| (a.into_rows(), b.into_rows()))
 }
 
-/// [`both`], in the order that products want.
+/// [`both`] to `dtype`, as [`along_rows`].
 #[track_caller]
-pub(super) fn along_both(
-    gpu: &Gpu,
-    x: &Tensor,
-    offs: Option<&Tensor>,
-    order: Order,
-) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
-    both_axes(gpu, x, Groups::of_rows(offs), order)
-}
-
-#[track_caller]
-fn both_axes(
+pub(super) fn both_axes(
     gpu: &Gpu,
     x: &Tensor,
     groups: Groups,
+    dtype: DType,
     order: Order,
 ) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
     if use_wide(gpu, x, Axes::Both, order) {
-        return wide::both(gpu, x, groups, DType::E4M3, order);
+        let (rows, tops) = by_rows::in_memory(gpu, x, Wish { dtype, order, tops: Some(groups) })?;
+        return Ok((rows, wide::columns(gpu, x, groups, tops.as_ref(), dtype, order)?));
     }
-    Ok((along_rows(gpu, x, DType::E4M3, order)?, columns(gpu, x, groups, DType::E4M3, order)?))
+    Ok((along_rows(gpu, x, dtype, order)?, columns(gpu, x, groups, None, dtype, order)?))
 }
 
 /// One scale for the whole tensor, not rounded to a power of two, to `dtype` (e4m3 or e5m2): de-scale (1).

@@ -8,13 +8,16 @@
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
+use crate::ops::quantize::{Ready, Wish};
+use crate::ops::quantize_rows::{self, Source};
 use crate::tensor::Tensor;
 
 crate::params! {
     struct Swiglu { quads: u32 }
 }
 
-const TEXT: &str = include_str!("../../shaders/swiglu.wgsl");
+const TEXT: &str =
+    concat!(include_str!("../../shaders/lib/silu.wgsl"), include_str!("../../shaders/swiglu.wgsl"));
 const FORWARD: Kernel = Kernel { name: "swiglu.forward", text: TEXT, entry: "forward" };
 const BACKWARD: Kernel = Kernel { name: "swiglu.backward", text: TEXT, entry: "backward" };
 
@@ -29,11 +32,28 @@ fn shape(software: bool) -> (usize, usize) {
 /// The result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn forward(gpu: &Gpu, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    forward_for(gpu, gate, up, None).map(|(h, _)| h)
+}
+
+/// [`forward`], and what its readers wish of h's quantization, where one kernel can do both.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub(crate) fn forward_for(
+    gpu: &Gpu,
+    gate: &Tensor,
+    up: &Tensor,
+    wish: Option<Wish<'_>>,
+) -> Result<(Tensor, Ready)> {
     same(gate, up);
     let h = Tensor::empty(gpu, "swiglu h", gate.shape(), gate.dtype())?;
+    if let Some(ready) = quantize_rows::make(gpu, Source::Gated { gate, up }, &h, wish)? {
+        return Ok((h, ready));
+    }
     let (variant, params, groups) = launch(gate, gpu.caps().software);
     gpu.dispatch(&FORWARD, &variant, &params, &[gate.read(), up.read(), h.write()], groups)?;
-    Ok(h)
+    Ok((h, Ready::default()))
 }
 
 /// `(d_gate, d_up)` of [`forward`], from the gradient of `h`.

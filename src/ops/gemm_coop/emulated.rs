@@ -3,7 +3,7 @@
 #![cfg(test)]
 
 use super::MAIN;
-use crate::gpu::{DeviceChoice, Gpu, Kernel, MatrixUnits, Options};
+use crate::gpu::{DeviceChoice, GemmKernel, Gpu, Kernel, MatrixUnits, Options};
 use crate::num::rng::Stream;
 use crate::num::{DType, Fp8, bf16};
 use crate::ops::gemm::{self, GemmOptions, Scale};
@@ -248,7 +248,8 @@ fn run_table(units: MatrixUnits) {
     let (by_m, m_factors) = factors(&gpu, "m", m);
     let (by_n, n_factors) = factors(&gpu, "n", e * n);
     let (by_k, k_factors) = factors(&gpu, "k", e * k);
-    let scaled = |row, col| GemmOptions { offs: Some(&offs), scales: Some((row, col)) };
+    let on_matrices = GemmOptions { kernel: Some(GemmKernel::Coop), ..GemmOptions::default() };
+    let scaled = |row, col| GemmOptions { offs: Some(&offs), scales: Some((row, col)), ..on_matrices };
 
     let (a, b) = (in_panels(x.clone(), columns), in_panels(w.clone(), columns));
     let options = scaled(Scale::per_row(&by_m), Scale::per_group(&by_n, n));
@@ -281,7 +282,8 @@ fn run_table(units: MatrixUnits) {
     let w = Tensor::from_f32(&gpu, "w", &[n, k], DType::BF16, &w_values).unwrap();
     let [a, b] = [&x, &w].map(|t| quantize::along_rows(&gpu, t, DType::F16, Order::Panels).unwrap());
     let scales = Some((Scale::per_row(&a.descale), Scale::per_group(&b.descale, n)));
-    let out = gemm::nt_of(&gpu, &a.codes, &b.codes, DType::BF16, GemmOptions { offs: None, scales }).unwrap();
+    let out =
+        gemm::nt_of(&gpu, &a.codes, &b.codes, DType::BF16, GemmOptions { scales, ..on_matrices }).unwrap();
     let wide = |v: &[f32]| v.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     let (x_values, w_values) = (wide(&x_values), wide(&w_values));
     let want = reference::nt(&x_values, &w_values, &[m as u32], n, k, Scales::NONE);
