@@ -91,7 +91,7 @@ fn check(gpu: &Gpu, what: &str, x: &Tensor, ready: &Ready, wish: Wish<'_>) {
 /// Rows, columns (1, primes, not whole units, one past a tile, more units than lanes) and, where tops are wished for, group ends: also
 /// empty groups and rows past the last end. Few, for each is a kernel of its own, which software adapters take long to compile.
 const TABLE: [(usize, usize, Option<&[u32]>); 4] =
-    [(1, 8, Some(&[1])), (67, 7, Some(&[0, 5, 5, 66])), (33, 1037, None), (130, 72, Some(&[]))];
+    [(1, 8, Some(&[1])), (67, 7, Some(&[0, 5, 5, 66])), (45, 1037, Some(&[0, 41])), (130, 72, Some(&[]))];
 
 fn wish_of<'a>(i: usize, offs: &'a Tensor, ends: Option<&[u32]>) -> Wish<'a> {
     let (dtype, order) = [(DType::E4M3, Order::Panels), (DType::F16, Order::Rows)][i % 2];
@@ -133,8 +133,12 @@ fn a_routed_row_is_quantized_as_it_is_made() {
         let x = values(&gpu, "x", &[rows, cols]);
         let plan = plan(&gpu, rows, ends.unwrap_or_default());
         let stream = Stream::new(0, "weights");
-        let mut weights: Vec<f32> = (0..rows as u64).map(|i| stream.normal(i)).collect();
-        weights[rows / 3] = f32::NAN;
+        // Times 1.5 there are ties to round; a NaN hides what else its group's columns hold.
+        let weight = |i| if i % 2 == 0 { 1.5 } else { stream.normal(i) };
+        let mut weights: Vec<f32> = (0..rows as u64).map(weight).collect();
+        if i == 1 {
+            weights[rows / 3] = f32::NAN;
+        }
         let weights = Tensor::from_flat_f32(&gpu, "weights", &weights).unwrap();
         let weights = (i != 3).then_some(&weights);
         let wish = wish_of(i, &plan.offs, ends);
