@@ -4,8 +4,9 @@
 mod tiny;
 
 use moe8::comm::{Communicator, Solo};
-use moe8::gpu::{DeviceChoice, Gpu, Options};
-use moe8::nn::Converters;
+use moe8::config::ModelArgs;
+use moe8::gpu::{DeviceChoice, Gpu, Options, QuantizeKernel};
+use moe8::nn::{Converters, Seed};
 use moe8::num::DType;
 use moe8::train::trainer::{StepStats, Trainer};
 use std::sync::Arc;
@@ -134,6 +135,29 @@ fn runs_repeat_bit_for_bit() {
     for other in &curves[1..] {
         same_bits(&curves[0], other);
     }
+}
+
+/// Quantizing rows as SwiGLU, gather and combine's gradient make them changes no bit of a run, here with the kernels of GPUs.
+#[test]
+#[ignore = "compiles the kernels of GPUs, minutes on a software adapter"]
+fn fused_quantization_changes_no_bit() {
+    // Whole units of eight columns, one expert a token: else nothing is fused.
+    let args = ModelArgs { multiple_of: 16, top_k: 1, ..tiny::args() };
+    let curve = |quantizer| {
+        let options = Options { treat_as_hardware: true, quantizer, ..Options::default() };
+        let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+        let recipe = tiny::recipe(DType::BF16, 4);
+        let mut trainer = Trainer::new(&gpu, solo(), &args, &tiny::rowwise(), recipe).expect("a trainer");
+        trainer.initialize(Seed(7)).expect("initial weights");
+        let curve = run(&mut trainer, 4);
+        let launches = gpu.launches();
+        let fused = ["quantize_rows.gated", "quantize_rows.routed"].map(|name| launches.contains_key(name));
+        (curve, fused)
+    };
+    let (with, fused) = curve(None);
+    let (without, apart) = curve(Some(QuantizeKernel::Simple));
+    assert_eq!((fused, apart), ([true; 2], [false; 2]));
+    same_bits(&with, &without);
 }
 
 /// A filter that lets `output` through quantizes the head too: the loss moves, a little, and the model still learns.

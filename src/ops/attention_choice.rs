@@ -3,7 +3,7 @@
 use super::attention::Shape;
 use super::attention_coop;
 use super::choice::{Call, Candidate, operands};
-use crate::gpu::{GemmKernel, Gpu};
+use crate::gpu::{GemmKernel, Gpu, MatrixUnits};
 use crate::num::DType;
 
 /// Which half of attention. Both kernels of one give what either of the other takes.
@@ -59,8 +59,15 @@ fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     }
 }
 
-fn coop_pays(_: &Gpu, call: &Attention) -> Result<(), &'static str> {
-    if call.shape.seq < SHORT { Err("fewer positions than a fragment has") } else { Ok(()) }
+/// By rule only where it has run: what fragments of 8x8 compute went through no adapter and no emulation yet.
+fn coop_pays(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
+    match () {
+        () if gpu.caps().coop == Some(MatrixUnits::Coop8) => {
+            Err("never run on matrix units of 8x8x8; `moe8 tune` takes it if it is right and faster")
+        }
+        () if call.shape.seq < SHORT => Err("fewer positions than a fragment has"),
+        () => Ok(()),
+    }
 }
 
 impl Call for Attention {

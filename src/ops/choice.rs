@@ -164,6 +164,7 @@ mod tests {
     use crate::num::DType;
     use crate::ops::attention::{self, Shape};
     use crate::ops::attention_choice::{Attention, Pass};
+    use crate::ops::attention_coop;
     use crate::ops::gemm::{self, GemmOptions};
     use crate::ops::gemm_choice::{Form, Product};
     use crate::ops::quantize;
@@ -191,8 +192,12 @@ mod tests {
             let (a, w) = (make(&[300, 64], DType::E4M3), make(&[200, 64], DType::E4M3));
             gemm::nt(&gpu, &a, &w, DType::BF16, GemmOptions::default()).expect("a product");
             let (q, k) = (make(&[64, 96], DType::BF16), make(&[64, 48], DType::BF16));
-            let (out, lse) = attention::forward(&gpu, &q, &k, &k, shape, None).expect("attention");
-            attention::backward(&gpu, &out, &q, &k, &k, &out, &lse, shape, None).expect("gradients");
+            let (out, lse) = attention_coop::forward(&gpu, &q, &k, &k, shape, None).expect("attention");
+            attention_coop::backward(&gpu, &out, [&q, &k, &k], &out, &lse, shape, None).expect("gradients");
+            // By rule only where it has run.
+            let call = Attention { pass: Pass::Forward, dtype: DType::BF16, shape };
+            let rule = if units == MatrixUnits::Coop16 { GemmKernel::Coop } else { GemmKernel::Scalar };
+            assert_eq!(choose(&gpu, &call), rule);
             let edge = format!("EDGE={} ", units.edge());
             let all: Vec<_> = gpu.kernels().into_iter().filter(|kernel| kernel.contains("_coop.")).collect();
             assert!(all.len() == 4 && all.iter().all(|kernel| kernel.contains(&edge)), "{units}: {all:?}");
