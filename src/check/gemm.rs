@@ -40,17 +40,31 @@ const TABLE: [(Option<&[u32]>, usize, usize, usize); 14] = [
     (Some(&[130, 130, 131, 300]), 310, 16, 96),
 ];
 
-/// Runs the table with the kernels that `gpu` chooses, every case in all three forms.
+/// Runs the table, every case in all three forms: with the kernels that `gpu` chooses, or what `--kernel` names can compute of it.
 ///
 /// # Errors
 /// What the device reported; a wrong result is an [`Outcome`].
 pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
+    let cases = of_wish(gpu, cases())?;
     let planner = gpu.planner();
-    for case in cases() {
+    for case in &cases {
         case.run(&planner)?;
     }
     gpu.prepare(&planner)?;
-    cases().iter().map(|case| case.run(gpu)).collect()
+    cases.iter().map(|case| case.run(gpu)).collect()
+}
+
+/// What the kernel that `--kernel` names can compute, if it names one: for the rest another would stand in.
+fn of_wish<'a>(gpu: &Gpu, all: Vec<Case<'a>>) -> Result<Vec<Case<'a>>> {
+    let Some(wish) = gpu.options().kernel else { return Ok(all) };
+    let planner = gpu.planner();
+    let mut kept = Vec::new();
+    for case in all {
+        if case.run(&planner)?.kernel == wish.name() {
+            kept.push(case);
+        }
+    }
+    Ok(kept)
 }
 
 fn cases() -> Vec<Case<'static>> {
