@@ -65,6 +65,8 @@ fn no_adapter() {
 fn an_adapter_that_is_not_there() {
     train_refused("--device no-such-adapter", &["no adapter fits \"no-such-adapter\"", "moe8 devices"]);
     train_refused("--device 99", &["no adapter fits number 99", "moe8 devices"]);
+    run_refused("devices --device 99", &[], &["no adapter fits number 99", "of this list"]);
+    run_refused("selftest --kernel narrow --only attention", &[], &["nothing to test", "--kernel"]);
 }
 
 #[test]

@@ -26,7 +26,13 @@ pub fn run(_config: &Config, opts: &RunOptions) -> Result<()> {
         // A closed pipe is no reason to fail.
         let _ = writeln!(out, "{} {i}: {}", if chosen == Some(i) { '*' } else { ' ' }, describe(line));
     }
-    let _ = writeln!(out, "{}", reason(&choice, chosen));
+    let Some(_) = chosen else {
+        return Err(Error::user(
+            format!("no adapter fits {choice}"),
+            "--device and MOE8_DEVICE take a number of this list or part of a name",
+        ));
+    };
+    let _ = writeln!(out, "{}", reason(&choice));
     Ok(())
 }
 
@@ -50,14 +56,13 @@ fn describe(line: &AdapterLine) -> String {
     )
 }
 
-fn reason(choice: &DeviceChoice, chosen: Option<usize>) -> String {
-    match (choice, chosen) {
-        (_, None) => format!("no adapter fits {choice}; --device and MOE8_DEVICE take a number or part of a name"),
-        (DeviceChoice::Auto, Some(_)) => {
+fn reason(choice: &DeviceChoice) -> String {
+    match choice {
+        DeviceChoice::Auto => {
             "* is used: the first usable by type (discrete, integrated, virtual, software); --device or MOE8_DEVICE \
              choose another"
                 .into()
         }
-        (_, Some(_)) => format!("* is used: {choice} was asked for"),
+        _ => format!("* is used: {choice} was asked for"),
     }
 }

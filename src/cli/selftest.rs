@@ -62,6 +62,12 @@ pub fn run(args: &SelftestArgs, opts: &RunOptions) -> Result<()> {
             "use --no-coop if only `coop` is wrong; report this with the lines above",
         ));
     }
+    if all == 0 {
+        return Err(Error::user(
+            "nothing to test: the named kernel is not one of this table",
+            "leave out --only or --kernel, or name another kernel",
+        ));
+    }
     say(&format!("{all} results agree with the reference"));
     Ok(())
 }

@@ -209,9 +209,12 @@ impl Decisions {
             let more = all.len().saturating_sub(OPS_NAMED);
             let more = if more > 0 { format!(" and {more} more ops") } else { String::new() };
             let why = &all[0].why;
-            format!(
-                "{kernel} {what} for {ops}{more} here: {why} (delete {path} and run `moe8 tune` to try again)"
-            )
+            // An interrupted tuning looks like a crash, and its next run goes on there.
+            let again = match all.iter().all(|r| r.why == ENDED) {
+                true => "`moe8 tune` goes on there".to_string(),
+                false => format!("delete {path} and run `moe8 tune` to try again"),
+            };
+            format!("{kernel} {what} for {ops}{more} here: {why} ({again})")
         });
         damaged.chain(lines).collect()
     }
