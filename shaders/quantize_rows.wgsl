@@ -13,14 +13,21 @@ struct Lines {
   groups: u32,
   group_rows: u32, // rows of each group when GROUPED is 0
   top_k: u32,      // rows that the source has of each token
+  rstd: u32,       // where the factors of normed rows begin, behind the de-scales
+  eps: f32,        // of the norm
 }
 
 @group(0) @binding(0) var<uniform> p: Lines;
+//!repeat g GROUPED
 @group(0) @binding(INPUTS + 1u) var<storage, read> offs: array<u32>;
-@group(0) @binding(INPUTS + 2u) var<storage, read_write> descales: array<u32>;
-@group(0) @binding(INPUTS + 3u) var<storage, read_write> codes: array<Unit>;
+//!end
+//!repeat g EVEN
+var<private> offs: array<u32, 1>; // for the text of lib/groups.wgsl, which does not read it then
+//!end
+@group(0) @binding(INPUTS + GROUPED + 1u) var<storage, read_write> descales: array<u32>;
+@group(0) @binding(INPUTS + GROUPED + 2u) var<storage, read_write> codes: array<Unit>;
 //!repeat t TOPS
-@group(0) @binding(INPUTS + 4u) var<storage, read_write> column_tops: array<vec4<u32>>;
+@group(0) @binding(INPUTS + GROUPED + 3u) var<storage, read_write> column_tops: array<vec4<u32>>;
 //!end
 
 var<workgroup> row_tops: array<u32, LANES>;
@@ -47,9 +54,28 @@ fn rows(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
 //!end
   for (var start = range.first; start < range.end; start += LANES / TEAM) {
     let row = start + li / TEAM;
+//!repeat s AT_ONCE
     let here = next_line;
 //!repeat i UNITS
     let v$i = make(next$i, here, unit_of($iu, lane, units));
+//!end
+//!end
+//!repeat s NORMED
+    var squares = Squares();
+//!repeat i UNITS
+    let x$i = added(next$i);
+    squares = with_squares(squares, x$i, WHOLE == 1u || $iu * TEAM + lane < units);
+    if row < range.end && (WHOLE == 1u || $iu * TEAM + lane < units) {
+      keep_sum(row * units + $iu * TEAM + lane, x$i);
+    }
+//!end
+    let rstd = norm_factor(team_sum(squares, li));
+    if row < range.end && lane == 0u {
+      descales[p.rstd + row] = bitcast<u32>(rstd);
+    }
+//!repeat i UNITS
+    let v$i = make(x$i, rstd, unit_of($iu, lane, units));
+//!end
 //!end
 //!repeat t TOPS
     next_line = line(min(row + LANES / TEAM, last));

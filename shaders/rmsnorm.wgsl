@@ -4,6 +4,7 @@
 //   1. LANES threads share a row and add up their parts as a tree in workgroup memory; a workgroup has ROWS rows.
 //   2. A thread keeps HELD quads of its row between the two passes; a longer row's rest is read twice.
 //   3. With FUSED, backward sums the weight's gradient over p.chunk rows a thread in the same pass.
+// quantize_rows.wgsl has a forward too, which quantizes its rows at once; it adds up squares in this one's order.
 // The weight's gradient is a sum over all rows in two stages of fixed order: sums over some rows for each column (from
 // backward, or from `partial` over CHUNK rows), and `total`, their sum.
 
@@ -86,15 +87,6 @@ fn column_sum(v: vec4<f32>, li: u32, width: u32) -> vec4<f32> {
 }
 //!end
 
-fn sum4(v: vec4<f32>) -> f32 {
-  return (v.x + v.y) + (v.z + v.w);
-}
-
-// Zero past the width, whatever a NaN in the row made of the padding.
-fn inside(v: vec4<f32>, quad: u32) -> vec4<f32> {
-  return select(vec4<f32>(0.0), v, vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.cols));
-}
-
 // Quad `at` of x, the sum if there are two; rounded as it is stored.
 fn value(at: u32) -> vec4<f32> {
 //!repeat w ADD
@@ -103,11 +95,11 @@ fn value(at: u32) -> vec4<f32> {
   return x_get(x[at]);
 }
 
-fn normed(v: vec4<f32>, r: f32, base: u32, q: u32) {
+fn store(v: vec4<f32>, r: f32, base: u32, q: u32) {
 //!repeat w ADD
   sum_out[base + q] = x_put(v);
 //!end
-  y[base + q] = x_put(inside(v * r * w_get(weight[q]), q));
+  y[base + q] = x_put(normed(v, r, w_get(weight[q]), q));
 }
 
 @compute @workgroup_size(WG)
@@ -125,17 +117,17 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
     let v = value(base + q);
     sum += v * v;
   }
-  let r = inverseSqrt(row_sum(sum4(sum), li) / f32(p.cols) + p.eps);
+  let r = norm_factor(row_sum(sum4(sum), li));
   if row >= p.rows {
     return;
   }
 //!repeat i HELD
   if lane + $iu * LANES < quads {
-    normed(v$i, r, base, lane + $iu * LANES);
+    store(v$i, r, base, lane + $iu * LANES);
   }
 //!end
   for (var q = lane + HELD * LANES; q < quads; q += LANES) {
-    normed(value(base + q), r, base, q);
+    store(value(base + q), r, base, q);
   }
   if lane == 0u {
     rstd_out[row] = r;

@@ -65,7 +65,7 @@ fn json_has_every_field() {
         ),
         ("attention --shape 2x19x4x2x8", &["attention_forward", "attention_backward"], "tflops"),
         ("op --shape 3x20x31x5 --groups uniform --precision bf16", &["op"], "tflops"),
-        ("rmsnorm --shape 67x33", &["rmsnorm_forward", "rmsnorm_backward"], "gbps"),
+        ("rmsnorm --shape 67x33", &["rmsnorm_forward", "rmsnorm_backward", "rmsnorm_quantize"], "gbps"),
         ("rope --shape 2x19x3x12 --precision f32", &["rope"], "gbps"),
         ("swiglu --shape 67x33", &["swiglu_forward", "swiglu_backward", "swiglu_quantize"], "gbps"),
         (

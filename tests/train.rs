@@ -137,7 +137,7 @@ fn runs_repeat_bit_for_bit() {
     }
 }
 
-/// Quantizing rows as SwiGLU, gather and combine's gradient make them changes no bit of a run, here with the kernels of GPUs.
+/// Quantizing rows as norms, SwiGLU, gather and combine's gradient make them changes no bit of a run, here with the kernels of GPUs.
 #[test]
 #[ignore = "compiles the kernels of GPUs, minutes on a software adapter"]
 fn fused_quantization_changes_no_bit() {
@@ -151,12 +151,13 @@ fn fused_quantization_changes_no_bit() {
         trainer.initialize(Seed(7)).expect("initial weights");
         let curve = run(&mut trainer, 4);
         let launches = gpu.launches();
-        let fused = ["quantize_rows.gated", "quantize_rows.routed"].map(|name| launches.contains_key(name));
+        let makers = ["normed", "gated", "routed"].map(|maker| format!("quantize_rows.{maker}"));
+        let fused = makers.map(|name| launches.contains_key(name.as_str()));
         (curve, fused)
     };
     let (with, fused) = curve(None);
     let (without, apart) = curve(Some(QuantizeKernel::Simple));
-    assert_eq!((fused, apart), ([true; 2], [false; 2]));
+    assert_eq!((fused, apart), ([true; 3], [false; 3]));
     same_bits(&with, &without);
 }
 

@@ -5,6 +5,7 @@
 //   make    the unit
 //   keep    stores what was made, at unit number `at`
 //   again   the unit that `keep` stored there, or that was there
+// All units of a normed row come before the first is made: `added`, `with_squares` and `team_sum` give what `make` needs then.
 
 //!repeat s IN_MEMORY
 @group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
@@ -29,7 +30,7 @@ fn again(at: u32) -> vec4<u32> {
 }
 //!end
 //!repeat s MADE
-@group(0) @binding(INPUTS + 4u + TOPS) var<storage, read_write> made: array<vec4<u32>>;
+@group(0) @binding(INPUTS + GROUPED + 3u + TOPS) var<storage, read_write> made: array<vec4<u32>>;
 
 fn keep(at: u32, v: vec4<u32>) {
   made[at] = v;
@@ -117,5 +118,82 @@ fn make(v: vec4<u32>, line: Line, unit: u32) -> vec4<u32> {
   return vec4<u32>(weighted(v.xy, line.weight, 8u * unit), weighted(v.zw, line.weight, 8u * unit + 4u));
 //!end
   return v;
+}
+//!end
+//!repeat s NORMED
+// x * rstd * weight, what rmsnorm.wgsl makes; x is a sum of two tensors with ADD, and is stored too.
+@group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> weight: array<vec4<u32>>;
+//!repeat j ADD
+@group(0) @binding(3) var<storage, read> more: array<vec4<u32>>;
+@group(0) @binding(INPUTS + GROUPED + 4u + TOPS) var<storage, read_write> sum_out: array<vec4<u32>>;
+//!end
+
+struct Terms {
+  x: vec4<u32>,
+//!repeat j ADD
+  more: vec4<u32>,
+//!end
+}
+
+fn line(row: u32) -> u32 {
+  return row * div_up(p.cols, 8u);
+}
+
+fn load(first: u32, unit: u32) -> Terms {
+  var v: Terms;
+  v.x = x[first + unit];
+//!repeat j ADD
+  v.more = more[first + unit];
+//!end
+  return v;
+}
+
+fn added(v: Terms) -> vec4<u32> {
+//!repeat j ADD
+  return vec4<u32>(quad_of(rounded(x_get(v.x.xy) + x_get(v.more.xy))), quad_of(rounded(x_get(v.x.zw) + x_get(v.more.zw))));
+//!end
+  return v.x;
+}
+
+fn keep_sum(at: u32, v: vec4<u32>) {
+//!repeat j ADD
+  sum_out[at] = v;
+//!end
+}
+
+// There are twice as many lanes a row in rmsnorm.wgsl: this lane's units are the quads of two of them, of which it keeps the sums.
+struct Squares {
+  even: vec4<f32>,
+  odd: vec4<f32>,
+}
+
+fn with_squares(s: Squares, v: vec4<u32>, exists: bool) -> Squares {
+  let even = select(vec4<f32>(0.0), x_get(v.xy), exists);
+  let odd = select(vec4<f32>(0.0), x_get(v.zw), exists);
+  return Squares(s.even + even * even, s.odd + odd * odd);
+}
+
+var<workgroup> parts: array<vec2<f32>, LANES>;
+
+// The sum over the row, as that kernel's tree takes it.
+fn team_sum(s: Squares, li: u32) -> f32 {
+  parts[li] = vec2<f32>(sum4(s.even), sum4(s.odd));
+  workgroupBarrier();
+  for (var half = TEAM / 2u; half > 0u; half /= 2u) {
+    if li % TEAM < half {
+      parts[li] += parts[li + half];
+    }
+    workgroupBarrier();
+  }
+  let both = parts[li - li % TEAM];
+  return both.x + both.y;
+}
+
+fn make(v: vec4<u32>, rstd: f32, unit: u32) -> vec4<u32> {
+  let w = weight[unit];
+  let low = rounded(normed(x_get(v.xy), rstd, x_get(w.xy), 2u * unit));
+  let high = rounded(normed(x_get(v.zw), rstd, x_get(w.zw), 2u * unit + 1u));
+  return vec4<u32>(quad_of(low), quad_of(high));
 }
 //!end

@@ -8,6 +8,7 @@ use crate::num::DType;
 use crate::ops::fp8_linear::{Operand, Recipe};
 use crate::ops::gemm::{self, GemmOptions};
 use crate::ops::quantize::{Ready, Wish};
+use crate::ops::rmsnorm::Norm;
 use crate::ops::{
     attention, cross_entropy, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu,
 };
@@ -39,24 +40,35 @@ impl Tape<'_> {
         self.push(Rule::Embedding { tokens: tokens.clone(), table, vocab }, &[], y)
     }
 
-    /// Root-mean-square norm over D.
+    /// Root-mean-square norm over D, for `readers`.
     ///
     /// # Errors
     /// As [`Tape::embedding`].
-    pub fn rmsnorm(&mut self, x: &Var, weight: ParamId, eps: f32) -> Result<Var> {
-        let (y, rstd) = rmsnorm::forward(self.gpu, &x.value, &self.weights.weight(weight)?, eps)?;
-        self.push(Rule::RmsNorm { x: x.value.clone(), rstd, weight }, &[x], y)
+    pub fn rmsnorm(&mut self, x: &Var, weight: ParamId, eps: f32, readers: Readers<'_>) -> Result<Var> {
+        let wish = self.wish(x.value.rows(), &x.value, readers)?;
+        let norm = Norm { x: &x.value, weight: &self.weights.weight(weight)?, sum: None, eps };
+        let (y, rstd, ready) = rmsnorm::forward_for(self.gpu, norm, wish)?;
+        self.push_ready(Rule::RmsNorm { x: x.value.clone(), rstd, weight }, &[x], (y, ready), readers)
     }
 
     /// `a + b`, and its norm as [`Tape::rmsnorm`], in one pass.
     ///
     /// # Errors
     /// As [`Tape::embedding`].
-    pub fn add_rmsnorm(&mut self, a: &Var, b: &Var, weight: ParamId, eps: f32) -> Result<(Var, Var)> {
-        let w = self.weights.weight(weight)?;
-        let (sum, y, rstd) = rmsnorm::forward_of_sum(self.gpu, &a.value, &b.value, &w, eps)?;
+    pub fn add_rmsnorm(
+        &mut self,
+        a: &Var,
+        b: &Var,
+        weight: ParamId,
+        eps: f32,
+        readers: Readers<'_>,
+    ) -> Result<(Var, Var)> {
+        let wish = self.wish(a.value.rows(), &a.value, readers)?;
+        let (terms, w) = ([&a.value, &b.value], self.weights.weight(weight)?);
+        let (sum, (y, rstd, ready)) = rmsnorm::forward_of_sum_for(self.gpu, terms, &w, eps, wish)?;
         let sum = self.push(Rule::Add, &[a, b], sum)?;
-        let y = self.push(Rule::RmsNorm { x: sum.value.clone(), rstd, weight }, &[&sum], y)?;
+        let rule = Rule::RmsNorm { x: sum.value.clone(), rstd, weight };
+        let y = self.push_ready(rule, &[&sum], (y, ready), readers)?;
         Ok((sum, y))
     }
 
@@ -80,7 +92,9 @@ impl Tape<'_> {
         linears: [(ParamId, Recipe); N],
         offs: Option<&Tensor>,
     ) -> Result<[Var; N]> {
-        let Ready { rows, tops } = x.ready.take();
+        let theirs = |(first, _): &mut (ParamId, Ready)| linears.first().is_some_and(|(w, _)| w == first);
+        let ready = x.ready.borrow_mut().take_if(theirs).map(|(_, ready)| ready);
+        let Ready { rows, tops } = ready.unwrap_or_default();
         let forward = Operand::with(&x.value, offs, Ready { rows, tops: None });
         let backward = Rc::new(Operand::with(&x.value, offs, Ready { rows: None, tops }));
         let mut outputs = Vec::with_capacity(N);
@@ -125,10 +139,16 @@ impl Tape<'_> {
         Ok(fp8_linear::wish_of_input(self.gpu, (rows, x), &readers_of, readers.offs, self.recording))
     }
 
-    /// [`Tape::push`] of a value whose maker has left a part of its quantization.
-    fn push_ready(&mut self, rule: Rule, inputs: &[&Var], (value, ready): (Tensor, Ready)) -> Result<Var> {
+    /// [`Tape::push`] of a value whose maker has left a part of its quantization for `readers`.
+    fn push_ready(
+        &mut self,
+        rule: Rule,
+        inputs: &[&Var],
+        (value, ready): (Tensor, Ready),
+        readers: Readers<'_>,
+    ) -> Result<Var> {
         let var = self.push(rule, inputs, value)?;
-        var.ready.replace(ready);
+        var.ready.replace(readers.linears.first().map(|(weight, _)| (*weight, ready)));
         Ok(var)
     }
 
@@ -139,7 +159,8 @@ impl Tape<'_> {
     pub fn swiglu(&mut self, gate: &Var, up: &Var, readers: Readers<'_>) -> Result<Var> {
         let wish = self.wish(gate.value.rows(), &gate.value, readers)?;
         let made = swiglu::forward_for(self.gpu, &gate.value, &up.value, wish)?;
-        self.push_ready(Rule::SwiGlu { gate: gate.value.clone(), up: up.value.clone() }, &[gate, up], made)
+        let rule = Rule::SwiGlu { gate: gate.value.clone(), up: up.value.clone() };
+        self.push_ready(rule, &[gate, up], made, readers)
     }
 
     /// `a + b`.
@@ -186,7 +207,7 @@ impl Tape<'_> {
         let made = dispatch::gather_for(self.gpu, &x.value, plan, scores.as_ref(), wish)?;
         let rule = Rule::Gather { x: x.value.clone(), plan: plan.clone(), weights: scores };
         let inputs: Vec<&Var> = std::iter::once(x).chain(weights).collect();
-        self.push_ready(rule, &inputs, made)
+        self.push_ready(rule, &inputs, made, readers)
     }
 
     /// Each token's rows, times their weights if given, summed and added to `base`.

@@ -12,7 +12,7 @@ pub use forward::Readers;
 use crate::gpu::Gpu;
 use crate::ops::elementwise;
 use crate::ops::quantize::Ready;
-use crate::params::Weights;
+use crate::params::{ParamId, Weights};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use rules::{Flow, Rule};
@@ -24,8 +24,8 @@ use std::rc::Rc;
 pub struct Var {
     id: usize,
     value: Tensor,
-    /// What its op has left of its quantization, for the linears that it was told of: the first to come take it.
-    ready: Rc<RefCell<Ready>>,
+    /// What its op has left of its quantization for the linears that it was told of, and the first of their weights. They take it.
+    ready: Rc<RefCell<Option<(ParamId, Ready)>>>,
 }
 
 impl Var {

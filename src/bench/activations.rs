@@ -16,7 +16,7 @@ use std::rc::Rc;
 /// Places of each result that are checked.
 const SAMPLES: usize = 24;
 /// Added to the mean square.
-const EPS: f32 = 1e-5;
+pub(super) const EPS: f32 = 1e-5;
 /// Base of the rotation's frequencies.
 const THETA: f32 = 500_000.0;
 

@@ -1,7 +1,7 @@
 //! Cases of kernels that quantize a tensor as they make it, as training has them in front of a linear in fp8: beside the tensor they
 //! write its codes, de-scales and, for backward, the tops of its columns. Where an adapter has none, both steps are measured.
 
-use super::activations::{Rows, case, sample};
+use super::activations::{EPS, Rows, case, sample};
 use super::check::{Check, Sample};
 use super::data::places;
 use super::runner::Case;
@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::fp8_linear::{Recipe, wish_of_input};
 use crate::ops::quantize::{self, Ready, Wish};
+use crate::ops::rmsnorm::{self, Norm};
 use crate::ops::swiglu;
 use crate::reference;
 use crate::tensor::Tensor;
@@ -79,5 +80,31 @@ pub fn gate(gpu: &Gpu, [t, f]: [usize; 2]) -> Result<Case> {
         };
         let samples: Vec<Sample> = places(t, f, SAMPLES).into_iter().map(want).collect();
         Check::tensor(gpu, "h", h, &samples)
+    }))
+}
+
+/// RMSNorm of (T, D) with the quantization of its result, which must be that of the norm alone, bit for bit.
+///
+/// # Errors
+/// Limits or memory of the device.
+pub fn norm(gpu: &Gpu, [t, d]: [usize; 2]) -> Result<Case> {
+    let x = Rows::new(gpu, "norm x", [t, d], DType::BF16)?;
+    let weight = Rows::new(gpu, "norm weight", [1, d], DType::BF16)?;
+    let (tx, tw) = (x.tensor.clone(), weight.tensor.clone());
+    let make: Make = Box::new(move |gpu, wish| {
+        let norm = Norm { x: &tx, weight: &tw, sum: None, eps: EPS };
+        rmsnorm::forward_for(gpu, norm, wish).map(|(y, _, ready)| (y, ready))
+    });
+    // With the rows' factors, which are written.
+    let bytes = 2 * t * d + 2 * d + 4 * t;
+    Ok(quantized("rmsnorm_quantize", (&[t, d], [t, d]), None, bytes, make, move |gpu, y| {
+        let want = |(r, c)| {
+            let row = reference::rmsnorm::forward(&x.row(r), &weight.row(0), f64::from(EPS));
+            sample((r, c), row[c], (DType::BF16, 1.0), 1e-5)
+        };
+        let samples: Vec<Sample> = places(t, d, SAMPLES).into_iter().map(want).collect();
+        let (alone, _) = rmsnorm::forward(gpu, &x.tensor, &weight.tensor, EPS)?;
+        let wrong = (!same_bytes(gpu, y, &alone)?).then(|| "y is not the norm's alone".to_owned());
+        Ok(Check::tensor(gpu, "y", y, &samples)?.and(Check { error: 0.0, wrong }))
     }))
 }

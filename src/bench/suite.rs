@@ -357,7 +357,13 @@ fn dtype(precision: Precision) -> DType {
 /// The cases of an op beside the products and quantizers.
 fn by_memory(gpu: &Gpu, op: Op, shape: &str, dtype: DType) -> Result<Vec<Case>> {
     match op {
-        Op::RmsNorm => activations::norms(gpu, numbers(op, shape)?, dtype),
+        Op::RmsNorm => {
+            let mut all = activations::norms(gpu, numbers(op, shape)?, dtype)?;
+            if dtype == DType::BF16 {
+                all.push(fused::norm(gpu, numbers(op, shape)?)?);
+            }
+            Ok(all)
+        }
         Op::Rope => Ok(vec![activations::rotation(gpu, numbers(op, shape)?, dtype)?]),
         Op::SwiGlu => {
             let mut all = activations::gates(gpu, numbers(op, shape)?, dtype)?;

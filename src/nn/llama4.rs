@@ -5,7 +5,7 @@
 use super::build::{Builder, Ffn, Linear, normal};
 use super::{Conversion, Converters, Moe};
 use crate::Result;
-use crate::autograd::{Tape, Var};
+use crate::autograd::{Readers, Tape, Var};
 use crate::config::{AttnMask, ModelArgs};
 use crate::gpu::Gpu;
 use crate::ops::fp8_linear::Recipe;
@@ -41,6 +41,16 @@ enum Mlp {
     Moe(Moe),
 }
 
+impl Mlp {
+    /// The linears that read all of its input as it is.
+    fn readers(&self) -> Vec<(ParamId, Recipe)> {
+        match self {
+            Mlp::Dense(ffn) => ffn.first().to_vec(),
+            Mlp::Moe(moe) => moe.readers(),
+        }
+    }
+}
+
 struct Layer {
     attention_norm: ParamId,
     ffn_norm: ParamId,
@@ -51,6 +61,13 @@ struct Layer {
     mlp: Mlp,
     rope: bool,
     block: Option<usize>,
+}
+
+impl Layer {
+    /// The linears that read the normed stream before attention.
+    fn attention_readers(&self) -> [(ParamId, Recipe); 3] {
+        [self.wq.pair(), self.wk.pair(), self.wv.pair()]
+    }
 }
 
 /// The residual stream: what a block adds to it is added with the next norm, in one pass.
@@ -69,10 +86,17 @@ impl Stream {
         assert!(self.more.replace(more).is_none(), "a norm stands between two sums");
     }
 
-    /// The norm of the stream.
-    fn norm(&mut self, tape: &mut Tape<'_>, weight: ParamId, eps: f32) -> Result<Var> {
-        let Some(more) = self.more.take() else { return tape.rmsnorm(&self.sum, weight, eps) };
-        let (sum, normed) = tape.add_rmsnorm(&self.sum, &more, weight, eps)?;
+    /// The norm of the stream, for linears that read all of it.
+    fn norm(
+        &mut self,
+        tape: &mut Tape<'_>,
+        weight: ParamId,
+        eps: f32,
+        linears: &[(ParamId, Recipe)],
+    ) -> Result<Var> {
+        let readers = Readers { linears, offs: None };
+        let Some(more) = self.more.take() else { return tape.rmsnorm(&self.sum, weight, eps, readers) };
+        let (sum, normed) = tape.add_rmsnorm(&self.sum, &more, weight, eps, readers)?;
         self.sum = sum;
         Ok(normed)
     }
@@ -195,7 +219,8 @@ impl Llama4 {
             tape.leave_block(i + 1)?;
         }
         tape.enter_block(self.layers.len() + 1);
-        Ok((stream.norm(tape, self.norm, self.eps())?, counts))
+        // The head takes its input in parts.
+        Ok((stream.norm(tape, self.norm, self.eps(), &[])?, counts))
     }
 
     fn eps(&self) -> f32 {
@@ -210,9 +235,9 @@ impl Llama4 {
         batch: &Batch,
         counts: &mut Vec<Tensor>,
     ) -> Result<()> {
-        let normed = stream.norm(tape, layer.attention_norm, self.eps())?;
+        let normed = stream.norm(tape, layer.attention_norm, self.eps(), &layer.attention_readers())?;
         stream.add(self.attention(tape, layer, &normed, batch)?);
-        let normed = stream.norm(tape, layer.ffn_norm, self.eps())?;
+        let normed = stream.norm(tape, layer.ffn_norm, self.eps(), &layer.mlp.readers())?;
         stream.add(match &layer.mlp {
             Mlp::Dense(ffn) => ffn.forward(tape, &normed, None)?,
             Mlp::Moe(moe) => {
@@ -225,7 +250,7 @@ impl Llama4 {
     }
 
     fn attention(&self, tape: &mut Tape<'_>, layer: &Layer, x: &Var, batch: &Batch) -> Result<Var> {
-        let [mut q, mut k, v] = tape.linears(x, [layer.wq.pair(), layer.wk.pair(), layer.wv.pair()], None)?;
+        let [mut q, mut k, v] = tape.linears(x, layer.attention_readers(), None)?;
         let head_dim = self.args.head_dim();
         if let (true, Some(table)) = (layer.rope, &self.rope_table) {
             q = tape.rope(&q, table, batch.seq, head_dim)?;

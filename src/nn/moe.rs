@@ -109,6 +109,11 @@ impl Moe {
         Ok(MoeForward { out, counts: plan.counts })
     }
 
+    /// The linears that read the layer's input in one call as it is; the router's product reads it plain, the experts read routed rows.
+    pub(super) fn readers(&self) -> Vec<(ParamId, Recipe)> {
+        self.shared.iter().flat_map(Ffn::first).collect()
+    }
+
     /// What is added to each expert's score for selection only, flat f32 (E).
     pub fn bias(&self) -> &Tensor {
         &self.bias

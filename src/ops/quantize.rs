@@ -79,10 +79,20 @@ pub(crate) struct Ready {
 }
 
 impl Quantized<Codes> {
-    /// Memory for the codes of `x` and a de-scale per row.
-    pub(super) fn of_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> Result<Self> {
+    /// Memory for the codes of `x` and a de-scale per row, the first of `scales` if given.
+    pub(super) fn of_rows(
+        gpu: &Gpu,
+        x: &Tensor,
+        dtype: DType,
+        order: Order,
+        scales: Option<&Tensor>,
+    ) -> Result<Self> {
         let codes = Codes::empty(gpu, x.shape(), dtype, Contraction::Columns, order)?;
-        Ok(Quantized { codes, descale: Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)? })
+        let descale = match scales {
+            Some(scales) => scales.slice_flat(0, x.rows()),
+            None => Tensor::flat(gpu, "fp8 de-scales", x.rows(), DType::F32)?,
+        };
+        Ok(Quantized { codes, descale })
     }
 
     /// Memory for the codes of `x` and a de-scale per group and column.
@@ -129,7 +139,7 @@ pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> R
     if use_wide(gpu, x, Axes::Rows, order) {
         return Ok(by_rows::in_memory(gpu, x, Wish { dtype, order, tops: None })?.0);
     }
-    let out = Quantized::of_rows(gpu, x, dtype, Order::Rows)?;
+    let out = Quantized::of_rows(gpu, x, dtype, Order::Rows, None)?;
     let shape = Shape::rows(x.quads(), gpu.caps().software);
     let variant = variant([x.dtype(), dtype], shape, false);
     let params = Quantize::of(x, 0);

@@ -10,6 +10,8 @@ use super::Team;
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
+use crate::ops::quantize::{Ready, Wish};
+use crate::ops::quantize_rows;
 use crate::tensor::Tensor;
 
 crate::params! {
@@ -19,7 +21,8 @@ crate::params! {
     struct Columns { rows: u32, quads: u32 }
 }
 
-const TEXT: &str = include_str!("../../shaders/rmsnorm.wgsl");
+const TEXT: &str =
+    concat!(include_str!("../../shaders/lib/norm.wgsl"), include_str!("../../shaders/rmsnorm.wgsl"));
 const FORWARD: Kernel = Kernel { name: "rmsnorm.forward", text: TEXT, entry: "forward" };
 const BACKWARD: Kernel = Kernel { name: "rmsnorm.backward", text: TEXT, entry: "backward" };
 const PARTIAL: Kernel = Kernel { name: "rmsnorm.partial", text: TEXT, entry: "partial" };
@@ -32,15 +35,22 @@ const MOST_HELD: usize = 8;
 /// Workgroups of a backward pass that sums the weight's gradient too: enough for a large GPU, few partial sums.
 const WORKGROUPS: usize = 512;
 
+/// What is normed: x, or with `sum` the sum of x and its first, which goes to its second. All but the weight (cols) are alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norm<'a> {
+    pub x: &'a Tensor,
+    pub weight: &'a Tensor,
+    pub sum: Option<[&'a Tensor; 2]>,
+    pub eps: f32,
+}
+
 /// `(y, rstd)`: `y` like `x` (T, D), f32 or bf16; `rstd` flat f32 `[T]` is what [`backward`] needs.
 ///
 /// # Errors
 /// The result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn forward(gpu: &Gpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    let (y, rstd) = results(gpu, x, weight)?;
-    launch_forward(gpu, [x, weight, &y, &rstd], &[], eps)?;
-    Ok((y, rstd))
+    forward_for(gpu, Norm { x, weight, sum: None, eps }, None).map(|(y, rstd, _)| (y, rstd))
 }
 
 /// `(sum, y, rstd)`: `sum = a + b`, rounded to their dtype, and [`forward`] of it, in one pass.
@@ -55,28 +65,58 @@ pub fn forward_of_sum(
     weight: &Tensor,
     eps: f32,
 ) -> Result<(Tensor, Tensor, Tensor)> {
+    forward_of_sum_for(gpu, [a, b], weight, eps, None).map(|(sum, (y, rstd, _))| (sum, y, rstd))
+}
+
+/// [`forward_of_sum`] as [`forward_for`]: the sum, and what that gives of it.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub(crate) fn forward_of_sum_for(
+    gpu: &Gpu,
+    [a, b]: [&Tensor; 2],
+    weight: &Tensor,
+    eps: f32,
+    wish: Option<Wish<'_>>,
+) -> Result<(Tensor, (Tensor, Tensor, Ready))> {
     like(a, b, "a and b of a sum");
     let sum = Tensor::empty(gpu, "sum", a.shape(), a.dtype())?;
-    let (y, rstd) = results(gpu, a, weight)?;
-    launch_forward(gpu, [a, weight, &y, &rstd], &[b, &sum], eps)?;
-    Ok((sum, y, rstd))
+    let normed = forward_for(gpu, Norm { x: a, weight, sum: Some([b, &sum]), eps }, wish)?;
+    Ok((sum, normed))
 }
 
+/// `(y, rstd)` as [`forward`], and what y's readers wish of its quantization, where one kernel can do both.
+///
+/// # Errors
+/// As [`forward`].
 #[track_caller]
-fn results(gpu: &Gpu, x: &Tensor, weight: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(crate) fn forward_for(
+    gpu: &Gpu,
+    norm: Norm<'_>,
+    wish: Option<Wish<'_>>,
+) -> Result<(Tensor, Tensor, Ready)> {
+    let Norm { x, weight, .. } = norm;
     assert_eq!(weight.numel(), x.cols(), "rmsnorm: weight {:?} of x {:?}", weight.shape(), x.shape());
     let y = Tensor::empty(gpu, "rmsnorm y", x.shape(), x.dtype())?;
-    Ok((y, Tensor::flat(gpu, "rmsnorm rstd", x.rows(), DType::F32)?))
+    let wish = wish.filter(|_| weight.dtype() == x.dtype());
+    if let Some((rstd, ready)) = quantize_rows::norm(gpu, norm, &y, wish)? {
+        return Ok((y, rstd, ready));
+    }
+    let rstd = Tensor::flat(gpu, "rmsnorm rstd", x.rows(), DType::F32)?;
+    launch_forward(gpu, norm, &y, &rstd)?;
+    Ok((y, rstd, Ready::default()))
 }
 
-fn launch_forward(gpu: &Gpu, [x, weight, y, rstd]: [&Tensor; 4], sum: &[&Tensor], eps: f32) -> Result<()> {
+fn launch_forward(gpu: &Gpu, norm: Norm<'_>, y: &Tensor, rstd: &Tensor) -> Result<()> {
+    let Norm { x, weight, sum, eps } = norm;
     let team = team(x.quads(), gpu.caps().software);
     let params = Rmsnorm { rows: x.rows() as u32, cols: x.cols() as u32, chunk: 1, eps };
     let mut bindings = vec![x.read(), weight.read(), y.write(), rstd.write()];
-    if let [more, out] = sum {
+    if let Some([more, out]) = sum {
         bindings.extend([more.read(), out.write()]);
     }
-    let flags = Flags { add: !sum.is_empty(), ..Flags::default() };
+    let flags = Flags { add: sum.is_some(), ..Flags::default() };
     let variant = variant([x.dtype(), weight.dtype()], team, flags);
     gpu.dispatch(&FORWARD, &variant, &params, &bindings, team.groups(x.rows()))
 }
@@ -137,6 +177,11 @@ fn like(a: &Tensor, b: &Tensor, what: &str) {
 /// On software adapters a thread takes whole rows.
 fn team(quads: usize, software: bool) -> Team {
     if software { Team { rows: 8, lanes: 1, held: 0 } } else { Team::of(quads, MOST_HELD, false) }
+}
+
+/// Threads that share a row of so many quads on GPUs.
+pub(super) fn lanes(quads: usize) -> usize {
+    team(quads, false).lanes
 }
 
 /// Quads of columns that a workgroup of `total` sums: all of 128 bytes on GPUs, one a thread on software adapters.

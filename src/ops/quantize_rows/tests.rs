@@ -9,6 +9,7 @@ use crate::ops::panels::{Codes, Contraction, Order};
 use crate::ops::quantize::{self, Quantized, Ready, Wish};
 use crate::ops::quantize_choice::Axes;
 use crate::ops::quantize_wide::Groups;
+use crate::ops::rmsnorm::{self, Norm};
 use crate::ops::swiglu;
 use crate::tensor::Tensor;
 
@@ -146,5 +147,58 @@ fn a_routed_row_is_quantized_as_it_is_made() {
         let (fused, ready) = dispatch::gather_for(&gpu, &x, &plan, weights, Some(wish)).unwrap();
         assert!(bytes(&gpu, &fused) == bytes(&gpu, &out), "gather {rows} x {cols}: rows differ");
         check(&gpu, "gather", &fused, &ready, wish);
+    }
+}
+
+/// Rows and columns of normed rows: as [`TABLE`], and rows of as many units as the largest team has here, but for three columns.
+const NORMED: [(usize, usize); 4] = [(1, 8), (67, 7), (45, 1021), (130, 72)];
+
+/// Bytes of y, of its factors and, of a sum, of the sum; and what is left of the wish.
+fn norm(
+    gpu: &Gpu,
+    x: &Tensor,
+    more: Option<&Tensor>,
+    wish: Option<Wish<'_>>,
+) -> ([Vec<u8>; 3], Tensor, Ready) {
+    let (weight, eps) = (&values(gpu, "weight", &[x.cols()]), 1e-5);
+    let (sum, (y, rstd, ready)) = match more {
+        None => (None, rmsnorm::forward_for(gpu, Norm { x, weight, sum: None, eps }, wish).unwrap()),
+        Some(more) => {
+            let (sum, normed) = rmsnorm::forward_of_sum_for(gpu, [x, more], weight, eps, wish).unwrap();
+            (Some(sum), normed)
+        }
+    };
+    let sum = sum.map(|sum| bytes(gpu, &sum)).unwrap_or_default();
+    ([bytes(gpu, &y), bytes(gpu, &rstd), sum], y, ready)
+}
+
+#[test]
+fn a_normed_row_is_quantized_as_it_is_made() {
+    let gpu = gpu();
+    for (i, (rows, cols)) in NORMED.into_iter().enumerate() {
+        let [x, more] = ["x", "more"].map(|name| values(&gpu, name, &[rows, cols]));
+        let more = [None, Some(&more), Some(&more), None][i];
+        let none = Tensor::from_u32(&gpu, "ends", &[]).unwrap();
+        let wish = wish_of(i, &none, (i != 2).then_some(&[]));
+        let (apart, ..) = norm(&gpu, &x, more, None);
+        let (fused, y, ready) = norm(&gpu, &x, more, Some(wish));
+        for (what, a, b) in [("y", 0), ("rstd", 1), ("sum", 2)].map(|(what, i)| (what, &fused[i], &apart[i]))
+        {
+            assert!(a == b, "norm {rows} x {cols}: {what} differs");
+        }
+        check(&gpu, "norm", &y, &ready, wish);
+    }
+}
+
+/// Rows too long for a team's registers and columns in groups are normed first, and no less right.
+#[test]
+fn normed_rows_that_do_not_fit_are_left() {
+    let gpu = gpu();
+    for (i, (cols, ends)) in [(1037, &[][..]), (24, &[2, 5])].into_iter().enumerate() {
+        let x = values(&gpu, "x", &[5, cols]);
+        let offs = Tensor::from_u32(&gpu, "ends", ends).unwrap();
+        let (fused, _, ready) = norm(&gpu, &x, None, Some(wish_of(i, &offs, Some(ends))));
+        assert!(ready.rows.is_none() && ready.tops.is_none(), "{cols} columns in groups {ends:?}");
+        assert!(fused == norm(&gpu, &x, None, None).0);
     }
 }
