@@ -298,7 +298,9 @@ fn chunk_rows(tokens: usize, row_bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::chunk_rows;
+    use super::*;
+    use crate::gpu::{DeviceChoice, Options};
+    use crate::params::Weights;
 
     #[test]
     fn chunks_cover_and_stay_bindable() {
@@ -306,5 +308,40 @@ mod tests {
             let rows = chunk_rows(tokens, bytes);
             assert!(rows > 0 && rows.is_multiple_of(64), "{tokens} x {bytes}: {rows}");
         }
+    }
+
+    /// Weights of these shapes, by number.
+    struct Shapes<'a>(&'a Gpu, &'a [&'a [usize]]);
+
+    impl Weights for Shapes<'_> {
+        fn weight(&self, id: ParamId) -> Result<Tensor> {
+            Tensor::empty(self.0, "weight", self.1[id.0], DType::BF16)
+        }
+
+        fn gradient(&self, _: ParamId, _: Tensor) -> Result<()> {
+            Ok(())
+        }
+
+        fn leave(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// As in an MoE layer, whose router reads the norm before the shared expert does.
+    #[test]
+    fn what_a_norm_leaves_waits_for_the_linears_that_it_is_for() {
+        let options = Options { treat_as_hardware: true, ..Options::default() };
+        let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter").planner();
+        let weights = Shapes(&gpu, &[&[64], &[5, 64], &[72, 64], &[72, 64]]);
+        let mut tape = Tape::new(&gpu, &weights);
+        let x = tape.leaf(Tensor::empty(&gpu, "x", &[70, 64], DType::BF16).unwrap());
+        let linears = [2, 3].map(|i| (ParamId(i), Recipe::Rowwise));
+        let y = tape.rmsnorm(&x, ParamId(0), 1e-5, Readers { linears: &linears, offs: None }).unwrap();
+        let quantized = || gpu.launches().get("quantize_rows.rows").copied().unwrap_or(0);
+        tape.linear(&y, ParamId(1), None, Recipe::Rowwise).unwrap();
+        assert_eq!(quantized(), 2, "the router's weight, and its input for itself");
+        tape.linears(&y, linears, None).unwrap();
+        assert_eq!(quantized(), 4, "two weights, and no input");
+        assert!(y.ready.borrow().is_none());
     }
 }

@@ -37,7 +37,7 @@ const TOPS_CHUNKS: [usize; 2] = [64, 32];
 const NARROW: usize = 64;
 /// Most units of a lane where rows are normed: those of two tensors are on their way beside the row.
 const NORMED_UNITS: usize = 8;
-/// Where a part of a flat f32 tensor may begin.
+/// At multiples of so many elements a part of a flat f32 tensor can be bound by itself.
 const PART: usize = 64;
 
 /// Where the rows come from.
@@ -183,10 +183,11 @@ impl Shape {
         Shape::of(lanes, team, units, TOPS_CHUNKS[usize::from(units > NARROW)])
     }
 
-    /// As the norm's own kernel cuts rows. From 256 columns on that is the cut with tops.
+    /// As the norm's own kernel cuts rows: from 256 columns on with the team of the cut with tops.
     fn normed(units: usize, tops: bool) -> Shape {
-        let (lanes, team) = (if tops { 2 * LANES } else { LANES }, normed_team(units));
-        let chunk = if tops { TOPS_CHUNKS[usize::from(units > NARROW)] } else { lanes / team };
+        let wide = units > NARROW;
+        let (lanes, team) = (if tops && wide { 2 * LANES } else { LANES }, normed_team(units));
+        let chunk = if tops { TOPS_CHUNKS[usize::from(wide)] } else { lanes / team };
         Shape::of(lanes, team, units, chunk)
     }
 
