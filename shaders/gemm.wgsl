@@ -8,16 +8,9 @@
 // 2. Loads of whole quads, decoded on the way in (X_get), and no workgroup memory: on software adapters it costs more
 //    than it saves, and on GPUs the neighbours' loads hit the cache.
 // 3. The scales of both operands, multiplied once per element at the end (lib/gemm_store.wgsl).
-// 4. tn in parts (SPLIT): where the result has too few tiles to fill a GPU, each group's rows are cut into `splits` runs, every run
-//    leaves its own f32 sum, and gemm_sum.wgsl adds them in order.
+// 4. tn in parts: where the result has too few tiles to fill a GPU, each group's rows are cut into runs of `run`, every run leaves its
+//    own f32 sum, and gemm_sum.wgsl adds them in order. Runs are equally long, so a group with most rows has most of them.
 // Rows and columns past the end read the last one and are not stored; the padding of a row's last quad is zero.
-
-@group(0) @binding(1) var<storage, read> a: array<A>;
-@group(0) @binding(2) var<storage, read> b: array<B>;
-@group(0) @binding(3) var<storage, read> offs: array<u32>;
-@group(0) @binding(4) var<storage, read> row_scale: array<f32>;
-@group(0) @binding(5) var<storage, read> col_scale: array<f32>;
-@group(0) @binding(6) var<storage, read_write> out: array<OUT>;
 
 // The thread's row of the workgroup's tiles. A constant where there is one: software adapters then see that A's
 // addresses are the same for all lanes, and load once instead of eight times.
@@ -136,11 +129,11 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   let strips = div_up(p.n, 8u * WX);
   let heights = div_up(p.m, 8u * WY);
   let tile = grid_index(wg, nwg);
-  let group = (tile / (strips * heights)) % p.groups;
-  let part = tile / (strips * heights * p.groups);
+  let part = tile / (strips * heights);
+  let rows = part_rows(part, p.run, p.groups, p.k);
   let row0 = (((tile / strips) % heights) * WY + lane_row(li.y)) * 8u;
   let col0 = ((tile % strips) * WX + li.x) * 8u;
-  if row0 >= p.m || col0 >= p.n || part >= p.splits {
+  if row0 >= p.m || col0 >= p.n || rows.group >= p.groups {
     return;
   }
   let mq = div_up(p.m, 4u);
@@ -153,12 +146,7 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   var lo$i = vec4<f32>();
   var hi$i = vec4<f32>();
 //!end
-  var span = group_rows(group, p.k);
-  if SPLIT == 1u {
-    let run = div_up(span.y - span.x, p.splits);
-    span = min(vec2<u32>(span.x + part * run, span.x + (part + 1u) * run), vec2<u32>(span.y));
-  }
-  for (var r = span.x; r < span.y; r++) {
+  for (var r = rows.first; r < rows.end; r++) {
     let al = a_get(a[r * mq + a0]);
     let ah = a_get(a[r * mq + a1]);
     let bl = b_get(b[r * nq + b0]);
@@ -177,13 +165,13 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
     hi7 += ah.w * bh;
   }
   var acc = array<vec4<f32>, 16>(lo0, hi0, lo1, hi1, lo2, hi2, lo3, hi3, lo4, hi4, lo5, hi5, lo6, hi6, lo7, hi7);
-  let base = (part * p.groups + group) * p.m;
+  let base = part * p.m;
   let height = min(p.m - row0, 8u);
   for (var i = 0u; i < height; i++) {
     let at = (base + row0 + i) * nq + b0;
-    store(group, row0 + i, col0, at, acc[2u * i]);
+    store(rows.group, row0 + i, col0, at, acc[2u * i]);
     if col0 + 4u < p.n {
-      store(group, row0 + i, col0 + 4u, at + 1u, acc[2u * i + 1u]);
+      store(rows.group, row0 + i, col0 + 4u, at + 1u, acc[2u * i + 1u]);
     }
   }
 }

@@ -16,6 +16,9 @@
 // 6. 16 tiles of rows share their columns before the next columns begin, for the cache.
 // 7. Few operations on the way out, which the other workgroup hides in part only: factors are read once, four fragments side
 //    by side are scaled, tested for NaN and rounded together, and only the stores themselves are under a condition.
+// 8. Two lengths: LONG is as fast as the loop can be, and the driver writes it out further; SHORT is for products that are over before
+//    that pays, and for launches among many others, which find their code in no cache: a loop that stays as it is written, and
+//    the four rows of fragments leave one after the other through the same instructions.
 // The decode gives four values in the order 0 2 1 3 in both operands. Rows and columns past the end read the last one and
 // are not stored; the contraction is padded by zeros in memory.
 // Variants: F8 / F16: codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;
@@ -39,6 +42,82 @@ const DOWN = LANES / TURN_QUADS;  // rows that a subgroup reads at a time
 var<workgroup> ta: array<H8, TILE * 3u>;
 var<workgroup> tb: array<H8, TILE * 3u>;
 var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
+
+// The results of a row of fragments: to workgroup memory (of a turn), and out.
+//!text STORE
+//!repeat y EDGE16
+    coopStoreT(c$i_$j, &te[te0], stride);
+//!end
+//!repeat y EDGE8
+//!repeat h 4
+    coopStoreT(c$i_$h, &te[turn$h].x, stride);
+//!end
+//!end
+//!end
+//!text WAY_OUT
+    // Four fragments side by side: a lane's quads of all of them are under way at once.
+//!repeat j TURNS
+//!repeat y LONG
+//!put STORE
+//!end
+//!repeat y SHORT
+    switch t {
+//!repeat i 4
+      case $iu: {
+//!put STORE
+      }
+//!end
+      default: {}
+    }
+//!end
+    subgroupBarrier();
+//!repeat s STORE_STEPS
+    var v$s_$j = ($F4_GET(te[te0 + (at_row + $su * DOWN) * TURN_ROW + quad]) * by_row$s) * by_col$j;
+//!end
+    subgroupBarrier();
+//!end
+    if p.n % 4u != 0u {
+//!repeat s STORE_STEPS
+//!repeat j TURNS
+      v$s_$j = select(vec4<f32>(0.0), v$s_$j, inside(col + $ju * 16u));
+//!end
+//!end
+    }
+    var sum = vec4<f32>();
+//!repeat s STORE_STEPS
+    let i$s = row + $ROW * EDGE + $su * DOWN;
+    let at$s = (tile.base + i$s) * quads + col / 4u;
+//!repeat j TURNS
+    let mine$s_$j = i$s < tile.end && col + $ju * 16u < p.n;
+//!repeat w ACCUMULATE
+    if mine$s_$j {
+      v$s_$j += out_get(out[at$s + $ju * 4u]);
+    }
+//!end
+    sum += v$s_$j;
+//!end
+//!end
+    if is_nan((sum.x + sum.y) + (sum.z + sum.w)) {
+//!repeat s STORE_STEPS
+//!repeat j TURNS
+      v$s_$j = quiet(v$s_$j);
+//!end
+//!end
+    }
+    // Apart from the stores, or drivers round under their conditions, in branches.
+//!repeat s STORE_STEPS
+//!repeat j TURNS
+    let r$s_$j = rounded(v$s_$j);
+//!end
+//!end
+//!repeat s STORE_STEPS
+//!repeat j TURNS
+    if mine$s_$j {
+      out[at$s + $ju * 4u] = r$s_$j;
+    }
+//!end
+//!end
+//!end
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
@@ -113,16 +192,22 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 //!end
   }
-  // A block of 64 steps a turn, in four slices.
-  for (var w = 0u; w < tile.blocks; w++) {
-//!repeat h 2
+//!repeat y SHORT
+  let one = min(p.n, 1u); // as drivers do not know
+//!let NEXT w += one
+//!end
+//!repeat y LONG
+//!let NEXT w++
+//!end
+  // A panel of codes, 32 steps, a turn, in two slices.
+  for (var w = 0u; w < 2u * tile.blocks; $NEXT) {
 //!repeat e 2
     {
-      // Fragments hold slice 2 * $h + $e of the block, workgroup memory the next one, registers what comes after it.
+      // Fragments hold slice $e of the turn, workgroup memory the next one, registers what comes after it.
       workgroupBarrier();
 //!repeat y F8
       if $eu == 0u {
-        let next = min(w * 2u + $hu + 2u, last);
+        let next = min(w + 2u, last);
 //!repeat r LOADS
         av1_$r = a[ai$r + next * a_step];
         bv1_$r = b[bi$r + next * b_step];
@@ -154,7 +239,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 //!end
 //!repeat y F16
-      let next = min(w * 4u + $hu * 2u + $eu + 4u, last);
+      let next = min(w * 2u + $eu + 4u, last);
 //!repeat r LOADS
       ta[to$r] = a_eight(av$e_$r, 0u);
       tb[to$r] = b_eight(bv$e_$r, 0u);
@@ -174,7 +259,6 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 //!end
     }
-//!end
 //!end
   }
   // Of what a turn stores a lane reads quad lane % TURN_QUADS of the rows 0 2 1 3, 4 6 5 7 ...: no bank conflicts.
@@ -199,66 +283,24 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let by_col$j = col_factor(tile, col + $ju * 16u);
 //!end
   let quads = div_up(p.n, 4u);
+//!repeat y LONG
+//!let ROW $iu
 //!repeat i 4
   {
-    // Four fragments side by side: a lane's quads of all of them are under way at once.
-//!repeat j TURNS
-//!repeat y EDGE16
-    coopStoreT(c$i_$j, &te[te0], stride);
-//!end
-//!repeat y EDGE8
-//!repeat h 4
-    coopStoreT(c$i_$h, &te[turn$h].x, stride);
-//!end
-//!end
-    subgroupBarrier();
 //!repeat s STORE_STEPS
-    var v$s_$j = ($F4_GET(te[te0 + (at_row + $su * DOWN) * TURN_ROW + quad]) * by_row$i_$s) * by_col$j;
+    let by_row$s = by_row$i_$s;
 //!end
-    subgroupBarrier();
+//!put WAY_OUT
+  }
 //!end
-    if p.n % 4u != 0u {
+//!end
+//!repeat y SHORT
+//!let ROW t
+  for (var t = 0u; t < 4u * one; t++) {
 //!repeat s STORE_STEPS
-//!repeat j TURNS
-      v$s_$j = select(vec4<f32>(0.0), v$s_$j, inside(col + $ju * 16u));
+    let by_row$s = select(select(by_row3_$s, by_row2_$s, t == 2u), select(by_row1_$s, by_row0_$s, t == 0u), t < 2u);
 //!end
-//!end
-    }
-    var sum = vec4<f32>();
-//!repeat s STORE_STEPS
-    let i$s = row + $iu * EDGE + $su * DOWN;
-    let at$s = (tile.base + i$s) * quads + col / 4u;
-//!repeat j TURNS
-    let mine$s_$j = i$s < tile.end && col + $ju * 16u < p.n;
-//!repeat w ACCUMULATE
-    if mine$s_$j {
-      v$s_$j += out_get(out[at$s + $ju * 4u]);
-    }
-//!end
-    sum += v$s_$j;
-    var r$s_$j: OUT;
-//!end
-//!end
-    if is_nan((sum.x + sum.y) + (sum.z + sum.w)) {
-//!repeat s STORE_STEPS
-//!repeat j TURNS
-      r$s_$j = out_put(v$s_$j);
-//!end
-//!end
-    } else {
-//!repeat s STORE_STEPS
-//!repeat j TURNS
-      r$s_$j = rounded(v$s_$j);
-//!end
-//!end
-    }
-//!repeat s STORE_STEPS
-//!repeat j TURNS
-    if mine$s_$j {
-      out[at$s + $ju * 4u] = r$s_$j;
-    }
-//!end
-//!end
+//!put WAY_OUT
   }
 //!end
 }

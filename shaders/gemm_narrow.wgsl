@@ -6,16 +6,9 @@
 // What this adds:
 // 1. nt: LANES threads share ROWS rows and add up their parts as a tree through workgroup memory; a workgroup has 4 such teams.
 // 2. nn: a thread keeps its columns of W for HEIGHT rows.
-// 3. tn: four rows are on their way at a time, and rows are cut into `splits` runs, as in gemm.wgsl.
+// 3. tn: four rows are on their way at a time, and groups are cut into parts, as in gemm.wgsl.
 // QUADS is the narrow size in quads. Rows and columns past the end read the last one and are not stored; the padding of a
 // row's last quad is zero.
-
-@group(0) @binding(1) var<storage, read> a: array<A>;
-@group(0) @binding(2) var<storage, read> b: array<B>;
-@group(0) @binding(3) var<storage, read> offs: array<u32>;
-@group(0) @binding(4) var<storage, read> row_scale: array<f32>;
-@group(0) @binding(5) var<storage, read> col_scale: array<f32>;
-@group(0) @binding(6) var<storage, read_write> out: array<OUT>;
 
 const LANES = 32u;
 const HEIGHT = 32u;
@@ -132,10 +125,10 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   let nq = div_up(p.n, 4u);
   let strips = div_up(nq, STRIP);
   let tile = grid_index(wg, nwg);
-  let group = (tile / strips) % p.groups;
-  let part = tile / (strips * p.groups);
+  let part = tile / strips;
+  let rows = part_rows(part, p.run, p.groups, p.k);
   let quad = (tile % strips) * STRIP + li;
-  if quad >= nq || part >= p.splits {
+  if quad >= nq || rows.group >= p.groups {
     return;
   }
 //!repeat q QUADS
@@ -143,13 +136,8 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
   var sum$q_$c = vec4<f32>();
 //!end
 //!end
-  var span = group_rows(group, p.k);
-  if SPLIT == 1u {
-    let run = div_up(span.y - span.x, p.splits);
-    span = min(vec2<u32>(span.x + part * run, span.x + (part + 1u) * run), vec2<u32>(span.y));
-  }
-  var r = span.x;
-  for (; r + 4u <= span.y; r += 4u) {
+  var r = rows.first;
+  for (; r + 4u <= rows.end; r += 4u) {
 //!repeat i 4
     let y$i = b_get(b[(r + $iu) * nq + quad]);
 //!repeat q QUADS
@@ -164,7 +152,7 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
 //!end
 //!end
   }
-  for (; r < span.y; r++) {
+  for (; r < rows.end; r++) {
     let y = b_get(b[r * nq + quad]);
 //!repeat q QUADS
     let x$q = a_get(a[r * QUADS + $qu]);
@@ -173,12 +161,12 @@ fn tn(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u
 //!end
 //!end
   }
-  let base = (part * p.groups + group) * p.m;
+  let base = part * p.m;
 //!repeat q QUADS
 //!repeat c 4
   if 4u * $qu + $cu < p.m {
     let i = 4u * $qu + $cu;
-    store(group, i, 4u * quad, (base + i) * nq + quad, sum$q_$c);
+    store(rows.group, i, 4u * quad, (base + i) * nq + quad, sum$q_$c);
   }
 //!end
 //!end

@@ -15,13 +15,6 @@
 // Variants: A_ALONG, B_ALONG: 1 where the operand's rows run along the contraction, 0 where across it (nt: 1 1, nn: 1 0, tn: 0 0);
 // the quads of A and B take the same number of bytes.
 
-@group(0) @binding(1) var<storage, read> a: array<A>;
-@group(0) @binding(2) var<storage, read> b: array<B>;
-@group(0) @binding(3) var<storage, read> offs: array<u32>;
-@group(0) @binding(4) var<storage, read> row_scale: array<f32>;
-@group(0) @binding(5) var<storage, read> col_scale: array<f32>;
-@group(0) @binding(6) var<storage, read_write> out: array<OUT>;
-
 // Quad v of step s of A at 32 s + (v ^ 2u), u = s / 4; of B 512 further.
 var<workgroup> slice: array<vec4<f32>, 1024>;
 
@@ -36,7 +29,7 @@ struct Tile {
   place: u32,  // row of `out` that is row 0 of the tile's rows
 }
 
-// Where workgroup `tile` works. nt and nn: rows in groups; tn: groups of contraction steps, in `splits` parts.
+// Where workgroup `tile` works. nt and nn: rows in groups; tn: parts of groups of contraction steps.
 fn tile_of(tile: u32) -> Tile {
   let strips = div_up(p.n, 128u);
   let col0 = (tile % strips) * 128u;
@@ -48,17 +41,12 @@ fn tile_of(tile: u32) -> Tile {
     return Tile(rows.group, rows.first, col0, rows.end, 0u, last, weight, 0u);
   }
   let heights = div_up(p.m, 128u);
-  let group = (tile / (strips * heights)) % p.groups;
-  let part = tile / (strips * heights * p.groups);
-  var span = group_rows(group, p.k);
-  if SPLIT == 1u {
-    let run = div_up(span.y - span.x, p.splits);
-    span = min(vec2<u32>(span.x + part * run, span.x + (part + 1u) * run), vec2<u32>(span.y));
-  }
+  let part = tile / (strips * heights);
+  let rows = part_rows(part, p.run, p.groups, p.k);
   let row0 = ((tile / strips) % heights) * 128u;
   // A grid that was folded may have workgroups past the last part.
-  let end = select(0u, p.m, part < p.splits);
-  return Tile(group, row0, col0, end, span.x, span.y, 0u, (part * p.groups + group) * p.m);
+  let end = select(0u, p.m, rows.group < p.groups);
+  return Tile(rows.group, row0, col0, end, rows.first, rows.end, 0u, part * p.m);
 }
 
 // Where a thread finds its four quads of an operand in slice t: quad i at `at[i] + t * stride`, of step `k + i * each + 16 t`.

@@ -94,15 +94,26 @@ fn is_nan(sum: f32) -> bool {
   return (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
 }
 
-// A quad of results in their dtype, none of them NaN.
-fn rounded(v: vec4<f32>) -> OUT {
-  var quad = out_put(v);
+// NaN as the one that rounding to bf16 leaves as bf16_put would.
+fn quiet(v: vec4<f32>) -> vec4<f32> {
 //!repeat w BF16_OUT
   let u = bitcast<vec4<u32>>(v);
-  let r = u + vec4<u32>(0x7fffu) + ((u >> vec4<u32>(16u)) & vec4<u32>(1u));
-  quad = vec2<u32>((r.x >> 16u) | (r.y & 0xffff0000u), (r.z >> 16u) | (r.w & 0xffff0000u));
+  let nan = (u & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
+  return bitcast<vec4<f32>>(select(u, (u | vec4<u32>(0x400000u)) & vec4<u32>(0xffff0000u), nan));
 //!end
-  return quad;
+//!repeat w F32_OUT
+  return v;
+//!end
+}
+
+// A quad of results in their dtype; a NaN has been made quiet.
+fn rounded(v: vec4<f32>) -> OUT {
+//!repeat w BF16_OUT
+  return bf16_put_number(v);
+//!end
+//!repeat w F32_OUT
+  return v;
+//!end
 }
 
 // Tile number `x` of the grid: 16 tiles of rows, then the next columns. Past the last one nothing is computed or stored
@@ -111,8 +122,7 @@ fn tile_of(x: u32) -> Tile {
   let strips = div_up(p.n, TILE);
 //!repeat w BY_STEPS
   let heights = div_up(p.m, TILE);
-  let part = x / (heights * strips * p.groups);
-  let group = (x / (heights * strips)) % p.groups;
+  let part = x / (heights * strips);
   let in_group = x % (heights * strips);
 //!end
 //!repeat w BY_ROWS
@@ -125,19 +135,13 @@ fn tile_of(x: u32) -> Tile {
   let height = block * 16u + rest % depth;
   let col0 = (rest / depth) * TILE;
 //!repeat w BY_STEPS
-  let rows = group_rows(group, p.k);
-  var first = 0u;
-  var blocks = div_up(rows.y - rows.x, 64u);
-  if SPLIT == 1u {
-    let run = div_up(blocks, p.splits);
-    first = min(part * run, blocks);
-    blocks = min(run, blocks - first);
-  }
-  if part >= p.splits || col0 >= p.n {
+  let rows = part_rows(part, p.run, p.groups, p.k);
+  if rows.group >= p.groups || col0 >= p.n {
     return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
   }
-  let panel = (first_block(group, rows.x) + first) * PANELS;
-  return Tile(group, height * TILE, col0, p.m, (part * p.groups + group) * p.m, panel, panel, blocks);
+  let start = group_rows(rows.group, p.k).x;
+  let panel = (first_block(rows.group, start) + (rows.first - start) / 64u) * PANELS;
+  return Tile(rows.group, height * TILE, col0, p.m, part * p.m, panel, panel, div_up(rows.end - rows.first, 64u));
 //!end
 //!repeat w BY_ROWS
   let rows = tile_rows(height, TILE, p.groups, p.m);

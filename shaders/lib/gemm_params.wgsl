@@ -9,7 +9,7 @@ struct Gemm {
   row_group: u32,
   col_step: u32, // scale of out column j: col_scale[g * col_group + j * col_step]
   col_group: u32,
-  splits: u32,   // tn: runs of rows per group
+  run: u32,      // tn: rows of a part of a group, a multiple of 64; 0: groups are not cut
 }
 
 @group(0) @binding(0) var<uniform> p: Gemm;

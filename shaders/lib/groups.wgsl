@@ -29,6 +29,27 @@ fn tile_rows(tile: u32, bm: u32, groups: u32, m: u32) -> Rows {
   return Rows(groups, m, m);
 }
 
+// Part `part` of a contraction over rows in groups: each group is cut into runs of `run` rows, or with 0 is one part, also when it is
+// empty. Past the last part the group is `groups`.
+fn part_rows(part: u32, run: u32, groups: u32, m: u32) -> Rows {
+  if run == 0u {
+    let rows = group_rows(min(part, groups - 1u), m);
+    return Rows(min(part, groups), rows.x, rows.y);
+  }
+  let rows = tile_rows(part, run, groups, m);
+  return Rows(select(rows.group, groups, rows.first >= rows.end), rows.first, min(rows.end, rows.first + run));
+}
+
+// The parts of group `g`: the first, and one past the last.
+fn parts_of(g: u32, run: u32, m: u32) -> vec2<u32> {
+  var parts = vec2<u32>();
+  for (var i = 0u; i <= g; i++) {
+    let rows = group_rows(i, m);
+    parts = vec2<u32>(parts.y, parts.y + div_up(rows.y - rows.x, run));
+  }
+  return parts;
+}
+
 // Rows of group `g` as first and one past the last.
 fn group_rows(g: u32, m: u32) -> vec2<u32> {
   if GROUPED == 0u {

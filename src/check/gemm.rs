@@ -23,7 +23,8 @@ pub struct Outcome {
 
 /// Group ends (`None`: one group of all rows), M, N, K: 1, primes, one past a tile and a slice, whole tiles, an empty
 /// group first, between and last, none but empty ones, rows past the last end, all rows in one group.
-const TABLE: [(Option<&[u32]>, usize, usize, usize); 14] = [
+/// Three more are long enough for the loop that matrix units have for long products, one in each form.
+static TABLE: [(Option<&[u32]>, usize, usize, usize); 17] = [
     (None, 1, 1, 1),
     (None, 33, 45, 131),
     (None, 129, 130, 65),
@@ -38,7 +39,21 @@ const TABLE: [(Option<&[u32]>, usize, usize, usize); 14] = [
     (Some(&[1, 66, 70]), 200, 272, 64),
     (None, 301, 8, 261),
     (Some(&[130, 130, 131, 300]), 310, 16, 96),
+    (Some(&[7, 130]), 131, 20, 1100),
+    (None, 130, 1090, 36),
+    (Some(&MANY), 4410, 17, 16),
 ];
+
+/// Ends of thousands of groups of two rows and of none.
+static MANY: [u32; 4400] = {
+    let mut ends = [0; 4400];
+    let mut i = 0;
+    while i < ends.len() {
+        ends[i] = (i as u32).div_ceil(2) * 2;
+        i += 1;
+    }
+    ends
+};
 
 /// Runs the table, every case in all three forms: with the kernels that `gpu` chooses, or what `--kernel` names can compute of it.
 ///
@@ -152,7 +167,7 @@ impl Case<'_> {
         format!(
             "{} {m} x {n} x {k}, ends {:?}, {:?} codes, {}{plus}",
             self.form.name(),
-            self.ends.unwrap_or(&[]),
+            &self.ends.map_or(&[][..], |ends| &ends[..ends.len().min(8)]),
             self.codes,
             self.out
         )

@@ -25,25 +25,28 @@ pub(super) fn expand(file: &str, text: &str, constant: &dyn Fn(&str) -> Option<u
     out
 }
 
-/// The lines without named texts, which stand where they are put.
+/// The lines without named texts, which stand where they are put, also in texts below them.
 fn with_texts<'a>(file: &str, lines: &[&'a str]) -> Vec<&'a str> {
-    let mut texts: HashMap<&str, Vec<&str>> = HashMap::new();
-    let mut out = Vec::with_capacity(lines.len());
-    let mut at = 0;
-    while at < lines.len() {
-        let line = lines[at].trim();
-        if let Some(name) = line.strip_prefix("//!text ") {
-            let end = at + 1 + matching_end(file, &lines[at + 1..]);
-            texts.insert(name, lines[at + 1..end].to_vec());
-            at = end;
-        } else if let Some(name) = line.strip_prefix("//!put ") {
-            out.extend(texts.get(name).unwrap_or_else(|| panic!("{file}: `{line}`: no such text above")));
-        } else {
-            out.push(lines[at]);
+    fn expand<'a>(file: &str, lines: &[&'a str], texts: &mut HashMap<&'a str, Vec<&'a str>>) -> Vec<&'a str> {
+        let mut out = Vec::with_capacity(lines.len());
+        let mut at = 0;
+        while at < lines.len() {
+            let line = lines[at].trim();
+            if let Some(name) = line.strip_prefix("//!text ") {
+                let end = at + 1 + matching_end(file, &lines[at + 1..]);
+                let text = expand(file, &lines[at + 1..end], texts);
+                texts.insert(name, text);
+                at = end;
+            } else if let Some(name) = line.strip_prefix("//!put ") {
+                out.extend(texts.get(name).unwrap_or_else(|| panic!("{file}: `{line}`: no such text above")));
+            } else {
+                out.push(lines[at]);
+            }
+            at += 1;
         }
-        at += 1;
+        out
     }
-    out
+    expand(file, lines, &mut HashMap::new())
 }
 
 /// A line with the words known so far, but for those that `body` names anew.
@@ -141,6 +144,13 @@ mod tests {
         let text = "//!text BODY\n$OF\n//!repeat j 2\n$OF$j\n//!end\n//!end\n//!let OF a$i\n//!repeat i 2\n//!put BODY\n//!end\n\
                     //!repeat i 1\n//!let OF b\n//!put BODY\n//!end";
         assert_eq!(expand("t", text, &|_| None), "a0\na00\na01\na1\na10\na11\nb\nb0\nb1\n");
+    }
+
+    #[test]
+    fn a_text_may_be_put_in_another() {
+        let text =
+            "//!text IN\na$i\n//!end\n//!text OUT\n//!put IN\nb\n//!end\n//!repeat i 2\n//!put OUT\n//!end";
+        assert_eq!(expand("t", text, &|_| None), "a0\nb\na1\nb\n");
     }
 
     #[test]

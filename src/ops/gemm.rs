@@ -13,6 +13,7 @@ use crate::Result;
 use crate::gpu::{Binding, Caps, GemmKernel, Gpu, Kernel, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
+use parts::Parts;
 
 crate::params! {
     pub(super) struct Gemm {
@@ -24,17 +25,19 @@ crate::params! {
         row_group: u32,
         col_step: u32,
         col_group: u32,
-        splits: u32,
+        run: u32,
     }
 }
 
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
     include_str!("../../shaders/lib/gemm_params.wgsl"),
+    include_str!("../../shaders/lib/gemm_operands.wgsl"),
     include_str!("../../shaders/lib/gemm_store.wgsl"),
     include_str!("../../shaders/gemm.wgsl")
 );
 const SUM_TEXT: &str = concat!(
+    include_str!("../../shaders/lib/groups.wgsl"),
     include_str!("../../shaders/lib/gemm_params.wgsl"),
     include_str!("../../shaders/lib/gemm_store.wgsl"),
     include_str!("../../shaders/gemm_sum.wgsl")
@@ -253,16 +256,8 @@ fn workgroup(software: bool) -> (usize, usize) {
     if software { (8, 1) } else { (8, 8) }
 }
 
-/// Workgroups that fill a large GPU, and the fewest rows that are worth a run of their own.
+/// Workgroups that fill a large GPU.
 const FULL_GPU: usize = 512;
-const SHORTEST_RUN: usize = 128;
-
-/// Runs of rows per group for a `tn` of `tiles` workgroups: 1 where the tiles alone are `full`, enough for the adapter.
-fn splits(dims: Dims, tiles: usize, full: usize) -> usize {
-    let wanted = full.div_ceil(tiles.max(1));
-    let longest = (dims.k / dims.groups.max(1)).div_ceil(SHORTEST_RUN);
-    wanted.min(longest).clamp(1, 64)
-}
 
 /// What a variant does beside multiplying.
 #[derive(Clone, Copy, Default)]
@@ -270,7 +265,6 @@ pub(super) struct Flags {
     pub grouped: bool,
     pub scaled: bool,
     pub accumulate: bool,
-    pub split: bool,
 }
 
 fn variant(kinds: [DType; 3], flags: Flags, software: bool) -> Variant {
@@ -278,20 +272,19 @@ fn variant(kinds: [DType; 3], flags: Flags, software: bool) -> Variant {
     sum_variant(kinds[2], flags)
         .constant("WX", wx as u32)
         .constant("WY", wy as u32)
-        .constant("GROUPED", flags.grouped.into())
-        .constant("SPLIT", flags.split.into())
         .quad("A", kinds[0])
         .quad("B", kinds[1])
 }
 
 fn sum_variant(out: DType, flags: Flags) -> Variant {
     Variant::new()
+        .constant("GROUPED", flags.grouped.into())
         .constant("SCALED", flags.scaled.into())
         .constant("ACCUMULATE", flags.accumulate.into())
         .quad("OUT", out)
 }
 
-fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
+fn params(dims: Dims, options: GemmOptions<'_>, run: usize) -> Gemm {
     let step = |pick: fn(&(Scale<'_>, Scale<'_>)) -> usize| options.scales.as_ref().map_or(0, pick) as u32;
     Gemm {
         m: dims.m as u32,
@@ -302,7 +295,7 @@ fn params(dims: Dims, options: GemmOptions<'_>, splits: usize) -> Gemm {
         row_group: step(|s| s.0.group),
         col_step: step(|s| s.1.step),
         col_group: step(|s| s.1.group),
-        splits: splits as u32,
+        run: run as u32,
     }
 }
 
@@ -394,19 +387,26 @@ fn multiply(
     let form = Form::of(kernel.entry);
     let (tiles, full) = grid(form, grouped, dims, chosen, &caps);
     // On a software adapter there is nothing to fill; the tiles in workgroup memory are there for tests only.
-    let splits = if form == Form::Tn && !(software && chosen == GemmKernel::Scalar) {
-        splits(dims, tiles, full)
+    let parts = if form == Form::Tn && !(software && chosen == GemmKernel::Scalar) {
+        Parts::of(dims, grouped, tiles, full)
     } else {
-        1
+        Parts::whole(dims.groups)
     };
-    let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, split: splits > 1 };
+    let tiles = if form == Form::Tn { tiles / dims.groups.max(1) * parts.most } else { tiles };
+    let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate };
     let unused = a.read();
     let (row, col) = match options.scales {
         Some((row, col)) => (row.values.read(), col.values.read()),
         None => (unused.clone(), unused.clone()),
     };
     let offs = options.offs.map_or(unused, Tensor::read);
-    let params = params(dims, options, splits);
+    let params = params(dims, options, parts.run);
+    let depth = match (form, parts.run) {
+        (Form::Nt | Form::Nn, _) => dims.k,
+        (Form::Tn, 0) => dims.k.div_ceil(dims.groups.max(1)),
+        (Form::Tn, run) => run,
+    };
+    let short = gemm_coop::is_short(depth, tiles);
     let product = |out: &Tensor, flags: Flags| {
         let bindings: [Binding; 6] =
             [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];
@@ -415,17 +415,17 @@ fn multiply(
             GemmKernel::Scalar => (*kernel, variant(kinds, flags, software)),
             GemmKernel::Tiled => gemm_tiled::kernel(form, kinds, flags, software),
             GemmKernel::Narrow => gemm_narrow::kernel(form, kinds, dims.sizes(), flags),
-            GemmKernel::Coop => gemm_coop::kernel(kernel.entry, [kinds[0], kinds[2]], flags, &caps),
+            GemmKernel::Coop => gemm_coop::kernel(kernel.entry, short, [kinds[0], kinds[2]], flags, &caps),
         };
-        gpu.dispatch(&kernel, &variant, &params, &bindings, (tiles * splits) as u32)
+        gpu.dispatch(&kernel, &variant, &params, &bindings, tiles as u32)
     };
-    if !flags.split {
+    if parts.run == 0 {
         return product(out, flags);
     }
-    let parts = Tensor::empty(gpu, "gemm parts", &[splits * dims.groups * dims.m, dims.n], DType::F32)?;
-    product(&parts, Flags { grouped, split: true, ..Flags::default() })?;
+    let sums = Tensor::empty(gpu, "gemm parts", &[parts.most * dims.m, dims.n], DType::F32)?;
+    product(&sums, Flags { grouped, ..Flags::default() })?;
     let quads = dims.groups * dims.m * dims.n.div_ceil(4);
-    let bindings: [Binding; 4] = [parts.read(), row.clone(), col.clone(), out.write()];
+    let bindings: [Binding; 5] = [sums.read(), offs.clone(), row.clone(), col.clone(), out.write()];
     gpu.dispatch(&SUM, &sum_variant(out.dtype(), flags), &params, &bindings, quads.div_ceil(64) as u32)
 }
 
@@ -437,16 +437,16 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     for out in [F32, BF16] {
         for bits in 0..8u8 {
             let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
-            let flags = Flags { grouped, scaled, accumulate, split: false };
+            let flags = Flags { grouped, scaled, accumulate };
             all.push((SUM, sum_variant(out, flags)));
             for (a, b) in operands {
                 for kernel in [NT, NN, TN] {
                     all.push((kernel, variant([a, b, out], flags, grouped)));
                 }
-                let split = Flags { grouped, split: true, ..Flags::default() };
-                all.push((TN, variant([a, b, F32], split, false)));
             }
         }
     }
     all
 }
+
+mod parts;

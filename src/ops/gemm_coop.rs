@@ -25,6 +25,10 @@ const TEXT: &str = concat!(
     include_str!("../../shaders/lib/coop.wgsl"),
     include_str!("../../shaders/gemm_coop.wgsl")
 );
+/// Tiles that a large GPU has in work at a time, and the most steps that each of its cores takes in a short product, tile after tile.
+const WAVE: usize = 256;
+const SHORT: usize = 1024;
+
 const MAIN: Kernel = Kernel { name: "gemm_coop.main", text: TEXT, entry: "main" };
 
 /// The matrix units, and the lanes of a subgroup.
@@ -62,7 +66,18 @@ pub(super) fn can_run(caps: &Caps, a: DType, b: DType) -> bool {
         )
 }
 
-fn variant(by_steps: bool, [a, out]: [DType; 2], flags: Flags, units: MatrixUnits, lanes: u32) -> Variant {
+/// Whether a product of so many tiles, each `depth` steps of the contraction deep, is over so soon that short code serves it best.
+pub(super) fn is_short(depth: usize, tiles: usize) -> bool {
+    depth.next_multiple_of(panels::BLOCK) * tiles.div_ceil(WAVE) <= SHORT
+}
+
+fn variant(
+    [by_steps, short]: [bool; 2],
+    [a, out]: [DType; 2],
+    flags: Flags,
+    units: MatrixUnits,
+    lanes: u32,
+) -> Variant {
     let (threads, tile) = (4 * lanes, 8 * units.edge());
     let half = u32::from(a == DType::F16);
     let by_steps = u32::from(by_steps);
@@ -73,6 +88,8 @@ fn variant(by_steps: bool, [a, out]: [DType; 2], flags: Flags, units: MatrixUnit
         .constant("TILE", tile)
         .constant("TURNS", turns)
         .constant("TURN_QUADS", turn_quads)
+        .constant("SHORT", short.into())
+        .constant("LONG", (!short).into())
         .constant("BY_STEPS", by_steps)
         .constant("BY_ROWS", 1 - by_steps)
         .constant("F8", 1 - half)
@@ -82,23 +99,29 @@ fn variant(by_steps: bool, [a, out]: [DType; 2], flags: Flags, units: MatrixUnit
         .constant("GROUPED", flags.grouped.into())
         .constant("SCALED", flags.scaled.into())
         .constant("ACCUMULATE", flags.accumulate.into())
-        .constant("SPLIT", flags.split.into())
         .constant("LANES", lanes)
         .constant("THREADS", threads)
         .constant("LOADS", 2 * tile / threads)
         .constant("STORE_STEPS", units.edge() * turn_quads / lanes)
         .constant("BF16_OUT", u32::from(out == DType::BF16))
+        .constant("F32_OUT", u32::from(out == DType::F32))
         .quad("OUT", out)
 }
 
-/// The kernel of the form `entry` and its variant for operands in panels, A of dtype `a`; other bindings and parameters are
+/// The kernel of the form `entry` and its variant for operands in panels, of a product that [`is_short`] or not; other bindings and parameters are
 /// those of the register-tile kernel.
 ///
 /// # Panics
 /// Without matrix units: [`can_run`] was to be asked.
-pub(super) fn kernel(entry: &str, kinds: [DType; 2], flags: Flags, caps: &Caps) -> (Kernel, Variant) {
+pub(super) fn kernel(
+    entry: &str,
+    short: bool,
+    kinds: [DType; 2],
+    flags: Flags,
+    caps: &Caps,
+) -> (Kernel, Variant) {
     let (units, lanes) = units(caps);
-    let variant = variant(entry == "tn", kinds, flags, units, lanes);
+    let variant = variant([entry == "tn", short], kinds, flags, units, lanes);
     #[cfg(test)]
     if let Some(kernel) = emulated::kernel() {
         return (kernel, variant);
@@ -130,17 +153,14 @@ pub(super) fn halves(
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
-    for by_steps in [false, true] {
+    for [by_steps, short] in [[false; 2], [true, false], [false, true], [true; 2]] {
         for a in [DType::E4M3, DType::E5M2, DType::F16] {
-            for bits in 0..16u8 {
-                let [grouped, scaled, accumulate, split] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-                if split && (!by_steps || scaled || accumulate) {
-                    continue;
-                }
+            for bits in 0..8u8 {
+                let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
                 let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
-                let flags = Flags { grouped, scaled, accumulate, split };
-                all.push((MAIN, variant(by_steps, [a, out], flags, MatrixUnits::Coop16, lanes)));
-                all.push((MAIN, variant(by_steps, [a, out], flags, MatrixUnits::Coop8, 32)));
+                let flags = Flags { grouped, scaled, accumulate };
+                all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop16, lanes)));
+                all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop8, 32)));
             }
         }
     }
@@ -156,6 +176,24 @@ mod tests {
     use crate::num::{DType, bf16, rng::Stream};
     use crate::tensor::Tensor;
     use half::f16;
+
+    /// The debug model's products are short, large ones are not, and the self-test has long ones of every form: its table's last
+    /// three, by depth or by tiles.
+    #[test]
+    fn short_is_what_is_over_soon() {
+        for (depth, tiles, short) in [
+            (256, 768, true),
+            (512, 272, true),
+            (1024, 256, true),
+            (1025, 1, false),
+            (4096, 4096, false),
+            (1100, 3, false),
+            (1090, 2, false),
+            (2, 4400, false),
+        ] {
+            assert_eq!(super::is_short(depth, tiles), short, "{depth} steps, {tiles} tiles");
+        }
+    }
 
     /// The claim of `quantize::along_rows`: a bf16 value, scaled with its row's largest to below 2^16, is exact as a half down
     /// to 2^-29 of the largest, and off by at most 2^-39 of it below: under half a unit of bf16 (2^-9) either way.

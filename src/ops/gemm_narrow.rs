@@ -11,6 +11,7 @@ use crate::num::DType;
 const TEXT: &str = concat!(
     include_str!("../../shaders/lib/groups.wgsl"),
     include_str!("../../shaders/lib/gemm_params.wgsl"),
+    include_str!("../../shaders/lib/gemm_operands.wgsl"),
     include_str!("../../shaders/lib/gemm_store.wgsl"),
     include_str!("../../shaders/gemm_narrow.wgsl")
 );
@@ -65,7 +66,6 @@ pub(super) fn kernel(form: Form, kinds: [DType; 3], sizes: [usize; 3], flags: Fl
         .constant("GROUPED", flags.grouped.into())
         .constant("SCALED", flags.scaled.into())
         .constant("ACCUMULATE", flags.accumulate.into())
-        .constant("SPLIT", flags.split.into())
         .quad("A", kinds[0])
         .quad("B", kinds[1])
         .quad("OUT", kinds[2]);
@@ -89,12 +89,8 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
             for bits in 0..8u8 {
                 let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
                 let out = if scaled { BF16 } else { F32 };
-                let flags = Flags { grouped, scaled, accumulate, split: false };
+                let flags = Flags { grouped, scaled, accumulate };
                 all.push(kernel(form, [a, b, out], [size; 3], flags));
-            }
-            if form == Form::Tn {
-                let split = Flags { grouped: true, split: true, ..Flags::default() };
-                all.push(kernel(form, [a, b, F32], [size; 3], split));
             }
         }
     }
