@@ -107,25 +107,22 @@ fn cast_tile(first_unit: u32, tile: u32, li: u32) {
   if unit >= units {
     return;
   }
-  let t = top & vec4<u32>(0xffffu);
-  let u = top >> vec4<u32>(16u);
-  let a = descale4(vec4<u32>(t.x, u.x, t.y, u.y));
-  let b = descale4(vec4<u32>(t.z, u.z, t.w, u.w));
+  let r = descales_of(top);
   if range.first == group_start(range.group) && down == 0u {
-    store_descales(range.group, unit, a, b);
+    store_descales(range.group, unit, r);
   }
 //!repeat w IN_PANELS
-  cast_panels(range, unit, down, a, b);
+  cast_panels(range, unit, down, r);
   return;
 //!end
-  if max(largest(a), largest(b)) > CAREFUL {
+  if max(largest(r.a), largest(r.b)) > CAREFUL {
     for (var row = range.first + down; row < range.end; row += LANES / ACROSS) {
-      codes[place(row, unit)] = careful_unit(x[row * units + unit], unit, a, b);
+      codes[place(row, unit)] = careful_unit(x[row * units + unit], unit, r.a, r.b);
     }
     return;
   }
-  let fa = factors(a);
-  let fb = factors(b);
+  let fa = factors(r.a);
+  let fb = factors(r.b);
   for (var row = range.first + down; row < range.end; row += BATCH * (LANES / ACROSS)) {
 //!repeat b BATCH
     let v$b = x[min(row + $bu * (LANES / ACROSS), range.end - 1u) * units + unit];
@@ -138,12 +135,6 @@ fn cast_tile(first_unit: u32, tile: u32, li: u32) {
   }
 }
 
-// r of four columns whose tops are given as bf16.
-fn descale4(t: vec4<u32>) -> vec4<u32> {
-  return vec4<u32>(
-    descale_bits(t.x << 16u), descale_bits(t.y << 16u), descale_bits(t.z << 16u), descale_bits(t.w << 16u));
-}
-
 fn group_start(g: u32) -> u32 {
   if GROUPED == 0u {
     return g * p.group_rows;
@@ -151,34 +142,25 @@ fn group_start(g: u32) -> u32 {
   return group_rows(g, p.rows).x;
 }
 
-fn store_descales(g: u32, unit: u32, a: vec4<u32>, b: vec4<u32>) {
-  for (var i = 0u; i < min(p.cols - 8u * unit, 8u); i++) {
-    descales[g * p.cols + 8u * unit + i] = select(a, b, i >= 4u)[i % 4u];
-  }
-}
-
 // Groups without rows have no tile; where there is one, the last tile is of no group.
 fn empty_groups(first_unit: u32, li: u32) {
   for (var g = 0u; g < p.groups; g++) {
     let rows = group_rows(g, p.rows);
     if rows.x == rows.y && li < ACROSS && first_unit + li < div_up(p.cols, 8u) {
-      store_descales(g, first_unit + li, vec4<u32>(FLOOR), vec4<u32>(FLOOR));
+      store_descales(g, first_unit + li, Descales(vec4<u32>(FLOOR), vec4<u32>(FLOOR)));
     }
   }
 }
 
 //!repeat w IN_PANELS
 // Codes of a unit of columns into panels: eight rows a lane, which make a unit of eight steps in each of its columns.
-fn cast_panels(range: Rows, unit: u32, down: u32, a: vec4<u32>, b: vec4<u32>) {
+fn cast_panels(range: Rows, unit: u32, down: u32, r: Descales) {
   let units = div_up(p.cols, 8u);
   let start = group_start(range.group);
-  var panel = range.group * div_up(p.group_rows, 64u) * PANELS;
-  if GROUPED == 1u {
-    panel = first_block(range.group, start) * PANELS;
-  }
-  let fa = factors(a);
-  let fb = factors(b);
-  let careful = max(largest(a), largest(b)) > CAREFUL;
+  let panel = first_panel(range.group, start);
+  let fa = factors(r.a);
+  let fb = factors(r.b);
+  let careful = max(largest(r.a), largest(r.b)) > CAREFUL;
   let padded = range.first + div_up(range.end - range.first, 64u) * 64u;
   for (var row = range.first + down * 8u; row < padded; row += LANES / ACROSS * 8u) {
 //!repeat r 8
@@ -190,8 +172,8 @@ fn cast_panels(range: Rows, unit: u32, down: u32, a: vec4<u32>, b: vec4<u32>) {
     if careful {
       // A loop: the exact encoder is long.
       var exact: array<Unit, 8>;
-      for (var r = 0u; r < 8u; r++) {
-        exact[r] = careful_unit(x[min(row + r, range.end - 1u) * units + unit], unit, a, b);
+      for (var i = 0u; i < 8u; i++) {
+        exact[i] = careful_unit(x[min(row + i, range.end - 1u) * units + unit], unit, r.a, r.b);
       }
 //!repeat r 8
       q$r = exact[$r];
@@ -202,31 +184,7 @@ fn cast_panels(range: Rows, unit: u32, down: u32, a: vec4<u32>, b: vec4<u32>) {
       q$r = Unit();
     }
 //!end
-    let step = (row - start) / 8u;
-    let at = ((panel + step / PER_PANEL) * p.cols + 8u * unit) * PER_PANEL + step % PER_PANEL;
-//!repeat f FP8
-//!repeat h 2
-    let t$h = transpose_bytes(vec4<u32>(q0[$h], q1[$h], q2[$h], q3[$h]));
-    let u$h = transpose_bytes(vec4<u32>(q4[$h], q5[$h], q6[$h], q7[$h]));
-//!repeat i 4
-    if 8u * unit + 4u * $hu + $iu < p.cols {
-      codes[at + (4u * $hu + $iu) * PER_PANEL] = Unit(t$h[$i], u$h[$i]);
-    }
-//!end
-//!end
-//!end
-//!repeat f HALF
-//!repeat h 4
-    let t$h = vec4<u32>(q0[$h], q2[$h], q4[$h], q6[$h]);
-    let u$h = vec4<u32>(q1[$h], q3[$h], q5[$h], q7[$h]);
-    if 8u * unit + 2u * $hu < p.cols {
-      codes[at + 2u * $hu * PER_PANEL] = (t$h & vec4<u32>(0xffffu)) | (u$h << vec4<u32>(16u));
-    }
-    if 8u * unit + 2u * $hu + 1u < p.cols {
-      codes[at + (2u * $hu + 1u) * PER_PANEL] = (t$h >> vec4<u32>(16u)) | (u$h & vec4<u32>(0xffff0000u));
-    }
-//!end
-//!end
+    store_panels(panel, row - start, unit, q0, q1, q2, q3, q4, q5, q6, q7);
   }
 }
 //!end

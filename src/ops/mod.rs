@@ -24,6 +24,7 @@ pub(crate) mod panels;
 pub mod quantize;
 pub mod quantize_choice;
 mod quantize_rows;
+mod quantize_strips;
 mod quantize_wide;
 pub mod rmsnorm;
 pub mod rope;
@@ -91,6 +92,7 @@ pub fn kernels() -> Vec<(Kernel, Variant)> {
         gemm_tiled::kernels(),
         quantize::kernels(),
         quantize_rows::kernels(),
+        quantize_strips::kernels(),
         quantize_wide::kernels(),
         rmsnorm::kernels(),
         rope::kernels(),

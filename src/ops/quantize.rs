@@ -13,6 +13,7 @@ use crate::ops::choice::choose;
 use crate::ops::panels::{Codes, Contraction, Order};
 use crate::ops::quantize_choice::{Axes, Quantization};
 use crate::ops::quantize_rows as by_rows;
+use crate::ops::quantize_strips as strips;
 use crate::ops::quantize_wide::{self as wide, Groups, Tops};
 use crate::tensor::Tensor;
 
@@ -249,6 +250,9 @@ pub(super) fn both_axes(
     order: Order,
 ) -> Result<(Quantized<Codes>, Quantized<Codes>)> {
     if use_wide(gpu, x, Axes::Both, order) {
+        if let Some(made) = strips::both(gpu, x, groups, dtype, order)? {
+            return Ok(made);
+        }
         let (rows, tops) = by_rows::in_memory(gpu, x, Wish { dtype, order, tops: Some(groups) })?;
         return Ok((rows, wide::columns(gpu, x, groups, tops.as_ref(), dtype, order)?));
     }

@@ -5,6 +5,7 @@
 
 use super::panels::{self, Codes, Contraction, Order};
 use super::quantize::{Quantized, formats};
+use super::quantize_strips as strips;
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, MatrixUnits, Variant};
 use crate::num::DType;
@@ -19,6 +20,7 @@ const TEXT: &str = concat!(
     include_str!("../../shaders/lib/scales.wgsl"),
     include_str!("../../shaders/lib/panels.wgsl"),
     include_str!("../../shaders/lib/units.wgsl"),
+    include_str!("../../shaders/lib/columns.wgsl"),
     include_str!("../../shaders/quantize_wide.wgsl")
 );
 const COLUMNS: Kernel = Kernel { name: "quantize_wide.columns", text: TEXT, entry: "columns" };
@@ -41,9 +43,14 @@ pub(super) fn can_run(gpu: &Gpu, x: &Tensor) -> bool {
     !gpu.caps().software && x.dtype() == DType::BF16 && x.quads() > 0 && x.quads().is_multiple_of(2)
 }
 
+/// Whether a lane is known to have registers for many units at a time.
+pub(super) fn has_many_registers(gpu: &Gpu) -> bool {
+    gpu.caps().coop == Some(MatrixUnits::Coop16)
+}
+
 /// Most units that a lane holds at a time.
 pub(super) fn most_units(gpu: &Gpu) -> usize {
-    if gpu.caps().coop == Some(MatrixUnits::Coop16) { MANY_UNITS } else { FEW_UNITS }
+    if has_many_registers(gpu) { MANY_UNITS } else { FEW_UNITS }
 }
 
 /// Whether a row of `x` fits in the registers of a workgroup.
@@ -166,7 +173,8 @@ impl Tops {
     }
 }
 
-/// As [`super::quantize::along_columns`]; x is read once where the tops of its columns are there already.
+/// As [`super::quantize::along_columns`]; x is read once where the tops of its columns are there already, and in one dispatch where
+/// strips pay.
 #[track_caller]
 pub(super) fn columns(
     gpu: &Gpu,
@@ -176,6 +184,11 @@ pub(super) fn columns(
     dtype: DType,
     order: Order,
 ) -> Result<Quantized<Codes>> {
+    if tops.is_none()
+        && let Some(made) = strips::columns(gpu, x, groups, dtype, order)?
+    {
+        return Ok(made);
+    }
     let mut shape = Shape::columns(x.rows(), units(x), most_units(gpu), order);
     let (tops, passes) = match tops {
         Some(tops) => (tops.clone(), &[Pass::Cast][..]),

@@ -54,18 +54,18 @@ fn named(gpu: &Gpu) -> Vec<String> {
 
 #[test]
 fn each_product_has_operands_in_its_own_order() {
-    let rows = |panels: u32, tops: u32| format!("quantize_rows.rows IN_PANELS={panels} TOPS={tops}");
-    let columns = |panels: u32| format!("quantize_wide.columns IN_PANELS={panels}");
+    let rows = |panels: u32| format!("quantize_rows.rows IN_PANELS={panels} TOPS=0");
+    let columns = |panels: u32| format!("quantize_strips.columns IN_PANELS={panels}");
     let coop = || "gemm_coop.main".to_owned();
-    let all = vec![coop(), rows(1, 0), rows(1, 1), columns(1)];
+    let all = vec![coop(), rows(1), "quantize_strips.both IN_PANELS=1".into(), columns(1)];
     assert_eq!(kernels(&planner(&[]), Recipe::Rowwise), all);
     // bf16 goes the same way, as halves.
     assert_eq!(kernels(&planner(&[]), Recipe::HighPrecision), all);
     let fp8 = planner(&[(Form::Tn, "fp8")]);
-    let split = vec![coop(), "gemm_tiled.main".into(), rows(1, 0), columns(0), columns(1)];
+    let split = vec![coop(), "gemm_tiled.main".into(), rows(1), columns(0), columns(1)];
     assert_eq!(kernels(&fp8, Recipe::Rowwise), split, "the weight's gradient alone without matrix units");
     let nn = planner(&[(Form::Nn, "fp8")]);
-    let split = vec![coop(), "gemm_tiled.main".into(), rows(0, 0), rows(1, 0), columns(0), columns(1)];
+    let split = vec![coop(), "gemm_tiled.main".into(), rows(0), rows(1), columns(0), columns(1)];
     assert_eq!(kernels(&nn, Recipe::Rowwise), split, "the input's gradient alone without matrix units");
 }
 
