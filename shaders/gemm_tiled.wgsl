@@ -44,7 +44,7 @@ fn tile_of(tile: u32) -> Tile {
   let part = tile / (strips * heights);
   let rows = part_rows(part, p.run, p.groups, p.k);
   let row0 = ((tile / strips) % heights) * 128u;
-  // A grid that was folded may have workgroups past the last part.
+  // The grid has room for the most parts that there can be.
   let end = select(0u, p.m, rows.group < p.groups);
   return Tile(rows.group, row0, col0, end, rows.first, rows.end, 0u, part * p.m);
 }

@@ -71,12 +71,7 @@ fn chunks_of(g: u32) -> vec2<u32> {
     let count = div_up(p.group_rows, CHUNK);
     return vec2<u32>(g * count, (g + 1u) * count);
   }
-  var range = vec2<u32>();
-  for (var i = 0u; i <= g; i++) {
-    let rows = group_rows(i, p.rows);
-    range = vec2<u32>(range.y, range.y + div_up(rows.y - rows.x, CHUNK));
-  }
-  return range;
+  return parts_of(g, CHUNK, p.rows);
 }
 
 fn cast_tile(first_unit: u32, tile: u32, li: u32) {

@@ -269,6 +269,9 @@ fn wide(g: &Gpu) {
         let offs = Tensor::from_u32(g, "offs", ends).unwrap();
         check_axes(&format!("{rows}x{cols} {ends:?}"), g, &t, &x, Some((&offs, ends)));
     }
+    // One group of more rows than a strip takes at once: tops and casts apart.
+    let x = values(1025, 8, true);
+    check_axes("1025x8", g, &upload(g, &[1025, 8], DType::BF16, &x), &x, None);
     let (e, n, k) = (3, 70, 136);
     let w = values(e * n, k, true);
     let t = upload(g, &[e, n, k], DType::BF16, &w);

@@ -42,10 +42,16 @@ fn part_rows(part: u32, run: u32, groups: u32, m: u32) -> Rows {
 
 // The parts of group `g`: the first, and one past the last.
 fn parts_of(g: u32, run: u32, m: u32) -> vec2<u32> {
+  if GROUPED == 0u {
+    return vec2<u32>(0u, div_up(m, run));
+  }
+  // As tile_rows counts, also where offsets fall.
   var parts = vec2<u32>();
+  var start = 0u;
   for (var i = 0u; i <= g; i++) {
-    let rows = group_rows(i, m);
-    parts = vec2<u32>(parts.y, parts.y + div_up(rows.y - rows.x, run));
+    let end = min(max(offs[i], start), m);
+    parts = vec2<u32>(parts.y, parts.y + div_up(end - start, run));
+    start = end;
   }
   return parts;
 }

@@ -1,5 +1,5 @@
 // Units of eight neighbouring columns: their magnitudes, their codes, and where codes go, row by row or in panels. For
-// quantize_rows.wgsl and quantize_wide.wgsl, where the words are explained.
+// quantize_rows.wgsl, quantize_wide.wgsl and quantize_strips.wgsl, where the words are explained.
 
 // De-scales above 2^100 (those that say "not finite" among them) take the encoder that looks at every bit.
 const CAREFUL = 227u << 23u;

@@ -23,8 +23,9 @@ pub struct Outcome {
 
 /// Group ends (`None`: one group of all rows), M, N, K: 1, primes, one past a tile and a slice, whole tiles, an empty
 /// group first, between and last, none but empty ones, rows past the last end, all rows in one group.
-/// Three more are long enough for the loop that matrix units have for long products, one in each form.
-static TABLE: [(Option<&[u32]>, usize, usize, usize); 17] = [
+/// One more has weight gradients in parts. Three more are long enough for the loop that matrix units have for long products, one in
+/// each form.
+static TABLE: [(Option<&[u32]>, usize, usize, usize); 18] = [
     (None, 1, 1, 1),
     (None, 33, 45, 131),
     (None, 129, 130, 65),
@@ -39,6 +40,7 @@ static TABLE: [(Option<&[u32]>, usize, usize, usize); 17] = [
     (Some(&[1, 66, 70]), 200, 272, 64),
     (None, 301, 8, 261),
     (Some(&[130, 130, 131, 300]), 310, 16, 96),
+    (Some(&[0, 3, 500, 500]), 530, 20, 36),
     (Some(&[7, 130]), 131, 20, 1100),
     (None, 130, 1090, 36),
     (Some(&MANY), 4410, 17, 16),

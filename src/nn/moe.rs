@@ -109,7 +109,8 @@ impl Moe {
         Ok(MoeForward { out, counts: plan.counts })
     }
 
-    /// The linears that read the layer's input in one call as it is; the router's product reads it plain, the experts read routed rows.
+    /// The linears that read the layer's input in one call as it is; the router reads it by itself (narrow products plain), the experts
+    /// read routed rows.
     pub(super) fn readers(&self) -> Vec<(ParamId, Recipe)> {
         self.shared.iter().flat_map(Ffn::first).collect()
     }

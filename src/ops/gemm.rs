@@ -299,7 +299,7 @@ fn params(dims: Dims, options: GemmOptions<'_>, run: usize) -> Gemm {
     }
 }
 
-/// Workgroups of a product's one run, and how many fill a large adapter.
+/// Workgroups of a product whose groups are not cut, and how many fill a large adapter.
 fn grid(form: Form, grouped: bool, dims: Dims, chosen: GemmKernel, caps: &Caps) -> (usize, usize) {
     let (wx, wy) = workgroup(caps.software);
     let ([height, width], full) = match chosen {
@@ -443,6 +443,8 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
                 for kernel in [NT, NN, TN] {
                     all.push((kernel, variant([a, b, out], flags, grouped)));
                 }
+                // Parts of groups, on GPUs.
+                all.push((TN, variant([a, b, F32], Flags { grouped: true, ..Flags::default() }, false)));
             }
         }
     }

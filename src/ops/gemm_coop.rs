@@ -108,8 +108,8 @@ fn variant(
         .quad("OUT", out)
 }
 
-/// The kernel of the form `entry` and its variant for operands in panels, of a product that [`is_short`] or not; other bindings and parameters are
-/// those of the register-tile kernel.
+/// The kernel of the form `entry` and its variant, short or long (see [`is_short`]), for operands in panels; other bindings and
+/// parameters are those of the register-tile kernel.
 ///
 /// # Panics
 /// Without matrix units: [`can_run`] was to be asked.

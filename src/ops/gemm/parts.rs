@@ -30,7 +30,7 @@ impl Parts {
         let wanted = full.div_ceil(tiles.max(1));
         let longest = (dims.k / dims.groups.max(1)).div_ceil(SHORTEST_RUN);
         let each = wanted.min(longest).clamp(1, MOST_PARTS);
-        if each == 1 {
+        if each == 1 || dims.groups == 0 {
             return Parts::whole(dims.groups);
         }
         let ends = if grouped { dims.groups / 2 } else { 0 };
@@ -57,11 +57,12 @@ mod tests {
             (1 << 20, 2, 2, 512),
             (128, 1, 1, 512),
             (4096, 8, 256, 256),
+            (129, 0, 0, 256),
         ] {
             let parts = Parts::of(Dims { m: 64, n: 64, k, groups }, groups > 1, tiles, full);
             if parts.run == 0 {
                 assert_eq!(parts.most, groups);
-                assert!(tiles >= full || k / groups <= SHORTEST_RUN, "{k} {groups}: not cut");
+                assert!(tiles >= full || k <= SHORTEST_RUN * groups || groups == 0, "{k} {groups}: not cut");
                 continue;
             }
             assert!(parts.run.is_multiple_of(BLOCK) && parts.run >= SHORTEST_RUN);

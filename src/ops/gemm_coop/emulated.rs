@@ -230,7 +230,7 @@ fn check(gpu: &Gpu, what: &str, got: &Tensor, want: &[f64], sizes: &[f64], terms
 }
 
 /// All three forms over ragged groups, an empty one among them, with rows past the last end, and every kind of operand; tiles,
-/// blocks and quads that are not full; onto a sum, and in parts.
+/// blocks and quads that are not full; onto a sum. All are short products: the loop of long ones runs on matrix units alone.
 fn run_table(units: MatrixUnits) {
     EMULATE.set(Some(units));
     let options = Options { poison: true, ..Options::default() };

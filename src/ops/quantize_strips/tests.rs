@@ -59,9 +59,10 @@ const fn cut(lanes: usize, across: usize, held: usize, team: usize) -> Shape {
     Shape { lanes, across, held, team }
 }
 
-const TABLE: [Case; 6] = [
+const TABLE: [Case; 7] = [
     (1, 8, Some(&[1]), cut(64, 2, 1, 4), Order::Panels, true),
     (139, 37, Some(&[0, 3, 67, 67, 132]), cut(64, 1, 0, 2), Order::Rows, true),
+    (139, 37, Some(&[0, 3, 67, 67, 132]), cut(64, 1, 0, 2), Order::Panels, true),
     (291, 72, Some(&[0, 257]), cut(64, 2, 1, 1), Order::Rows, false),
     (291, 72, Some(&[0, 257]), cut(64, 2, 1, 1), Order::Panels, false),
     (641, 40, None, cut(64, 4, 0, 8), Order::Panels, true),
