@@ -104,7 +104,7 @@ var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
 //!end
 //!end
     }
-    // Apart from the stores, or drivers round under their conditions, in branches.
+    // Apart from the stores, so that only they are under a condition (7.).
 //!repeat s STORE_STEPS
 //!repeat j TURNS
     let r$s_$j = rounded(v$s_$j);

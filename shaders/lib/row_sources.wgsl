@@ -40,8 +40,7 @@ fn keep(at: u32, v: vec4<u32>) {
 fn again(at: u32) -> vec4<u32> {
   return made[at];
 }
-//!end
-//!repeat s MADE
+
 // Bits of `v` rounded to bf16 by bf16_put, in the high halves. NaN are rare: one test a quad, and half the operations.
 fn rounded(v: vec4<f32>) -> vec4<u32> {
   let u = bitcast<vec4<u32>>(v);
