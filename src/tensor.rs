@@ -244,6 +244,11 @@ impl Tensor {
         (&self.buffer, self.offset)
     }
 
+    /// Whether both begin at the same byte of one buffer, in the same dtype.
+    pub fn is_same_memory(&self, other: &Tensor) -> bool {
+        (self.offset, self.dtype) == (other.offset, other.dtype) && Arc::ptr_eq(&self.buffer, &other.buffer)
+    }
+
     /// Whether other tensors share the memory: then nothing may be written in place.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.buffer) > 1

@@ -3,11 +3,13 @@
 #[path = "common/tiny.rs"]
 mod tiny;
 
-use moe8::comm::{Communicator, run_threads};
+use moe8::comm::{Communicator, Solo, run_threads};
 use moe8::gpu::{DeviceChoice, Gpu};
 use moe8::nn::Converters;
 use moe8::num::DType;
-use moe8::params::ParamId;
+use moe8::parallel::{Fsdp, Policy};
+use moe8::params::{Init, ParamId, Spec, Table, Weights};
+use moe8::tensor::Tensor;
 use std::sync::Arc;
 
 const STEPS: usize = 4;
@@ -82,12 +84,70 @@ fn resharding_changes_bytes_and_nothing_else() {
     assert_eq!(kept[0].reduced, STEPS as u64 * shard * 2 * 4);
 }
 
+/// A table of whole parameters of these shapes in one block, and the FSDP group of it.
+fn group(gpu: &Gpu, comm: Arc<dyn Communicator>, shapes: &[&[usize]], param_dtype: DType) -> Fsdp {
+    let mut table = Table::default();
+    for (i, shape) in shapes.iter().enumerate() {
+        table.add(Spec { name: format!("p{i}"), shape: shape.to_vec(), block: 0, init: Init::Ones });
+    }
+    let wrapped = vec![false; shapes.len()];
+    let policy = Policy { param_dtype, reduce_dtype: DType::F32, reshard: true, wrapped };
+    Fsdp::new(gpu, comm, table, policy).expect("parameters")
+}
+
+/// Where one rank holds whole parameters and nothing is cast or added, a gradient is written where it is kept: one or, if no gap
+/// is between them, several alike at once. Nothing is launched for it when it is handed over.
+#[test]
+fn gradients_are_written_where_they_are_kept() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let shapes: [&[usize]; 6] = [&[3, 8, 16], &[3, 8, 16], &[3, 8, 16], &[5, 7], &[5, 7], &[16]];
+    let fsdp = group(&gpu, Arc::new(Solo::new()), &shapes, DType::F32);
+    let home = |fsdp: &Fsdp, ids: &[usize]| {
+        let ids: Vec<ParamId> = ids.iter().map(|i| ParamId(*i)).collect();
+        fsdp.gradient_home(&ids).expect("a home or none")
+    };
+    fsdp.start(false);
+    for (what, ids) in [("order", &[1, 0][..]), ("gap", &[3, 4]), ("shapes", &[2, 3]), ("gap", &[0, 2])] {
+        assert!(home(&fsdp, ids).is_none(), "{what}");
+    }
+    let (values, single) = ((0..6 * 192).map(|i| i as f32).collect::<Vec<_>>(), [2.5; 35]);
+    let several = home(&fsdp, &[0, 1, 2]).expect("a home for three");
+    assert_eq!(several.shape(), [3, 3, 8, 16]);
+    several.write_f32(&gpu, &values).unwrap();
+    let one = home(&fsdp, &[4]).expect("a home for one");
+    assert_eq!(one.shape(), [5, 7]);
+    one.write_f32(&gpu, &single).unwrap();
+    let launches = gpu.counters().dispatches;
+    for i in 0..3 {
+        fsdp.gradient(ParamId(i), several.slice_rows(24 * i, 24 * (i + 1))).unwrap();
+    }
+    fsdp.gradient(ParamId(4), one).unwrap();
+    for (id, shape) in [(3, &[5, 7][..]), (5, &[16])] {
+        let elsewhere = vec![1.5; shape.iter().product()];
+        let elsewhere = Tensor::from_f32(&gpu, "elsewhere", shape, DType::F32, &elsewhere).unwrap();
+        fsdp.gradient(ParamId(id), elsewhere).unwrap();
+    }
+    assert_eq!(gpu.counters().dispatches - launches, 2, "only what lies elsewhere is copied");
+    let kept = |id| fsdp.fetch(&fsdp.grads, ParamId(id)).unwrap();
+    for i in 0..3 {
+        assert_eq!(kept(i), values[384 * i..384 * (i + 1)], "gradient {i}");
+    }
+    assert!(kept(4) == single && kept(3) == [1.5; 35] && kept(5) == [1.5; 16]);
+
+    fsdp.start(true);
+    assert!(home(&fsdp, &[0]).is_none(), "a pass that is added");
+    let homes = run_threads(2, |comm| {
+        let fsdp = group(&Gpu::open(&DeviceChoice::from_env())?, Arc::from(comm), &shapes, DType::F32);
+        Ok(home(&fsdp, &[0]).is_some())
+    });
+    assert_eq!(homes.expect("two ranks"), [false; 2], "shards of two ranks");
+}
+
 /// The contract of the all-gather hooks: step 0 makes a parameter, later gathers must land in its memory, and kind and dtype
 /// never change. The cast commutes with the gather bit for bit.
 #[test]
 fn hooks_hold_their_contract() {
     use moe8::parallel::hooks::{Unsharded, post_all_gather, pre_all_gather};
-    use moe8::tensor::Tensor;
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let values: Vec<f32> = (0..64).map(|i| (i as f32 - 31.3) * 0.377).collect();
     let whole = Tensor::from_f32(&gpu, "whole", &[16, 4], DType::F32, &values).unwrap();

@@ -248,7 +248,12 @@ impl Tape<'_> {
         let (tokens, vocab, dtype) = (x.rows(), w.shape()[0], x.dtype());
         let losses = Tensor::flat(gpu, "token losses", tokens, DType::F32)?;
         let d_h = Tensor::empty(gpu, "d_hidden", &[tokens, x.cols()], dtype)?;
-        let d_w = Tensor::empty(gpu, "d_output", &[vocab, x.cols()], DType::F32)?;
+        let home = if self.recording { self.weights.gradient_home(&[weight])? } else { None };
+        // Summed over chunks in f32; a home of another dtype takes the sum.
+        let d_w = match &home {
+            Some(home) if home.dtype() == DType::F32 => home.clone(),
+            _ => Tensor::empty(gpu, "d_output", &[vocab, x.cols()], DType::F32)?,
+        };
         let chunk = chunk_rows(tokens, vocab.div_ceil(4) * dtype.quad_bytes());
         for from in (0..tokens).step_by(chunk) {
             let to = (from + chunk).min(tokens);
@@ -265,8 +270,14 @@ impl Tape<'_> {
             }
         }
         let loss = cross_entropy::mean(gpu, &losses)?;
-        let d_w =
-            if dtype == DType::F32 || !self.recording { d_w } else { elementwise::cast(gpu, &d_w, dtype)? };
+        let d_w = match home {
+            Some(home) if home.dtype() != DType::F32 => {
+                elementwise::cast_into(gpu, &d_w, &home)?;
+                home
+            }
+            None if dtype != DType::F32 && self.recording => elementwise::cast(gpu, &d_w, dtype)?,
+            _ => d_w,
+        };
         self.push(Rule::Head { d_h, d_w, weight }, &[h], loss)
     }
 }

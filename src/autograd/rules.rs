@@ -106,20 +106,20 @@ impl Rule {
         let flows = match self {
             Rule::Enter { .. } | Rule::Head { .. } => unreachable!("handled before"),
             Rule::Embedding { tokens, table, vocab } => {
-                weights.gradient(table, embedding::backward(gpu, &tokens, g, vocab, g.dtype())?)?;
+                let d_table = home(gpu, weights, table, &[vocab, g.cols()], g.dtype())?;
+                embedding::backward_into(gpu, &tokens, g, &d_table)?;
+                weights.gradient(table, d_table)?;
                 vec![]
             }
             Rule::RmsNorm { x, rstd, weight } => {
-                let (d_x, d_w) =
-                    rmsnorm::backward(gpu, g, &x, &weights.weight(weight)?, &rstd, so_far.as_ref())?;
+                let w = weights.weight(weight)?;
+                let d_w = home(gpu, weights, weight, w.shape(), w.dtype())?;
+                let d_x = rmsnorm::backward_into(gpu, g, &x, &w, &rstd, so_far.as_ref(), &d_w)?;
                 weights.gradient(weight, d_w)?;
                 vec![Some(d_x)]
             }
             Rule::Linear { input, weight, recipe } => {
-                let w = weights.weight(weight)?;
-                let (d_x, d_w) = linear(gpu, (g, ready), &input, &w, recipe, so_far)?;
-                weights.gradient(weight, d_w)?;
-                vec![d_x]
+                vec![linear(gpu, weights, (g, ready), &input, (weight, recipe), so_far)?]
             }
             Rule::Rope { table, seq, head_dim } => vec![Some(rope::backward(gpu, g, &table, seq, head_dim)?)],
             Rule::Attention { saved, shape, docs } => {
@@ -158,22 +158,37 @@ impl Rule {
     }
 }
 
-/// Both gradients of a linear, its input's added to what came so far: in place, unless that is another variable's too.
+/// Where the gradient of a parameter is written: its home, or a new tensor.
+fn home(gpu: &Gpu, weights: &dyn Weights, id: ParamId, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    match weights.gradient_home(&[id])? {
+        Some(home) => {
+            assert_eq!((home.shape(), home.dtype()), (shape, dtype), "home of a gradient");
+            Ok(home)
+        }
+        None => Tensor::empty(gpu, "gradient of a parameter", shape, dtype),
+    }
+}
+
+/// Both gradients of a linear: the weight's goes to `weights`, the input's is added to what came so far: in place, unless that is
+/// another variable's too.
 fn linear(
     gpu: &Gpu,
+    weights: &dyn Weights,
     (d_out, ready): (&Tensor, Ready),
     input: &Operand,
-    w: &Tensor,
-    recipe: Recipe,
+    (weight, recipe): (ParamId, Recipe),
     so_far: Option<Tensor>,
-) -> Result<(Option<Tensor>, Tensor)> {
-    let backward = |d_x| fp8_linear::backward_of(gpu, (d_out, ready), input, w, recipe, d_x);
-    match so_far {
-        None => backward(InputGradient::New),
-        Some(sum) if !sum.is_shared() => backward(InputGradient::Onto(&sum)),
-        Some(sum) => {
-            let (d_x, d_w) = backward(InputGradient::New)?;
-            Ok((d_x.map(|d_x| elementwise::add(gpu, &sum, &d_x)).transpose()?, d_w))
-        }
+) -> Result<Option<Tensor>> {
+    let (w, home) = (weights.weight(weight)?, weights.gradient_home(&[weight])?);
+    let (onto, beside) = match so_far {
+        Some(sum) if sum.is_shared() => (None, Some(sum)),
+        other => (other, None),
+    };
+    let d_x = onto.as_ref().map_or(InputGradient::New, InputGradient::Onto);
+    let (d_x, d_w) = fp8_linear::backward_of(gpu, (d_out, ready), input, &w, recipe, d_x, home.as_ref())?;
+    weights.gradient(weight, d_w)?;
+    match (beside, &d_x) {
+        (Some(sum), Some(d_x)) => elementwise::add(gpu, &sum, d_x).map(Some),
+        _ => Ok(d_x),
     }
 }

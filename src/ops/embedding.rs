@@ -58,6 +58,19 @@ pub fn forward(gpu: &Gpu, tokens: &Tensor, table: &Tensor) -> Result<Tensor> {
 /// As [`forward`].
 #[track_caller]
 pub fn backward(gpu: &Gpu, tokens: &Tensor, d_out: &Tensor, vocab: usize, dtype: DType) -> Result<Tensor> {
+    let out = Tensor::empty(gpu, "embedding gradient", &[vocab, d_out.cols()], dtype)?;
+    backward_into(gpu, tokens, d_out, &out)?;
+    Ok(out)
+}
+
+/// [`backward`] into `out` (vocab, D).
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward_into(gpu: &Gpu, tokens: &Tensor, d_out: &Tensor, out: &Tensor) -> Result<()> {
+    let (vocab, dtype) = (out.rows(), out.dtype());
+    assert_eq!(out.cols(), d_out.cols(), "embedding: columns of the table's gradient and of d_out");
     let (count, quads) = (tokens.numel(), d_out.quads());
     assert_eq!(count, d_out.rows(), "embedding: tokens, rows of d_out {:?}", d_out.shape());
     let software = gpu.caps().software;
@@ -69,7 +82,6 @@ pub fn backward(gpu: &Gpu, tokens: &Tensor, d_out: &Tensor, vocab: usize, dtype:
     let bindings = [order.read(), sorted.read(), d_out.read(), sums.write()];
     let runs = variant("RUNS").quad("X", d_out.dtype());
     gpu.dispatch(&RUNS, &runs, &params, &bindings, (whole * quads).div_ceil(64) as u32)?;
-    let out = Tensor::empty(gpu, "embedding gradient", &[vocab, d_out.cols()], dtype)?;
     let bindings = [order.read(), first.read(), d_out.read(), sums.read(), out.write()];
     let team = Team::of(quads, MOST_HELD, software);
     gpu.dispatch(
@@ -78,8 +90,7 @@ pub fn backward(gpu: &Gpu, tokens: &Tensor, d_out: &Tensor, vocab: usize, dtype:
         &params,
         &bindings,
         team.groups(vocab),
-    )?;
-    Ok(out)
+    )
 }
 
 /// Positions sorted by token.

@@ -267,10 +267,11 @@ pub fn backward_with(
     recipe: Recipe,
     d_x: InputGradient<'_>,
 ) -> Result<(Option<Tensor>, Tensor)> {
-    backward_of(gpu, (d_out, Ready::default()), input, w, recipe, d_x)
+    backward_of(gpu, (d_out, Ready::default()), input, w, recipe, d_x, None)
 }
 
-/// [`backward_with`] for a `d_out` whose maker has left a part of its quantization, as [`Operand::wish_of_gradient`] says.
+/// [`backward_with`] for a `d_out` whose maker has left a part of its quantization, as [`Operand::wish_of_gradient`] says. The
+/// weight's gradient is written into `d_w`, like the weight, or else is a new tensor.
 ///
 /// # Errors
 /// As [`forward`].
@@ -282,6 +283,7 @@ pub(crate) fn backward_of(
     w: &Tensor,
     recipe: Recipe,
     d_x: InputGradient<'_>,
+    d_w: Option<&Tensor>,
 ) -> Result<(Option<Tensor>, Tensor)> {
     let n = check(&input.x, w, recipe);
     assert_eq!(
@@ -293,7 +295,7 @@ pub(crate) fn backward_of(
         w.shape()
     );
     if recipe == Recipe::Tensorwise {
-        return tensorwise_backward(gpu, d_out, input, w, d_x);
+        return tensorwise_backward(gpu, d_out, input, w, d_x, d_w);
     }
     let [by_n, by_rows] = [Form::Nn, Form::Tn].map(|form| input.way(gpu, form, n, recipe));
     let wanted = !matches!(d_x, InputGradient::None);
@@ -308,10 +310,13 @@ pub(crate) fn backward_of(
     };
     drop(along_n);
     let d_w = match &along_rows {
-        Some(d_out) => d_weight(gpu, d_out, input, w, by_rows)?,
-        None => gemm::tn(gpu, d_out, &input.x, w.dtype(), input.plain(by_rows))?,
+        Some(d_out) => d_weight(gpu, d_out, input, (w, d_w), by_rows)?,
+        None => {
+            let (d_out, x) = (Codes::Rows(d_out.clone()), Codes::Rows(input.x.clone()));
+            weight_product(gpu, &d_out, &x, (w, d_w), input.plain(by_rows))?
+        }
     };
-    Ok((d_x, d_w.reshape(w.shape())))
+    Ok((d_x, d_w))
 }
 
 /// The output's gradient as both products read it, along N and along the rows, where they read codes. One pass writes both if they
@@ -378,13 +383,37 @@ fn d_input(
     input_product(gpu, &d_out.codes, &quantized.codes, &input.x, d_x, scales)
 }
 
+/// `a_g^T b_g` in the shape and dtype of w, new or in the place that there is for it.
+fn weight_product(
+    gpu: &Gpu,
+    a: &Codes,
+    b: &Codes,
+    (w, place): (&Tensor, Option<&Tensor>),
+    options: GemmOptions<'_>,
+) -> Result<Tensor> {
+    let kind = |t: &Tensor| (t.numel(), t.cols(), t.dtype());
+    let d_w = match place {
+        Some(place) => place.clone(),
+        None => Tensor::empty(gpu, "weight gradient", w.shape(), w.dtype())?,
+    };
+    assert_eq!(kind(&d_w), kind(w), "fp8_linear: size, columns and dtype of the place for d_w, of w");
+    gemm::tn_codes_into(gpu, a, b, &d_w, false, options)?;
+    Ok(d_w)
+}
+
 /// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
-fn d_weight(gpu: &Gpu, d_out: &Quantized<Codes>, input: &Operand, w: &Tensor, way: Way) -> Result<Tensor> {
+fn d_weight(
+    gpu: &Gpu,
+    d_out: &Quantized<Codes>,
+    input: &Operand,
+    w: (&Tensor, Option<&Tensor>),
+    way: Way,
+) -> Result<Tensor> {
     let (n, k) = (d_out.codes.cols(), input.x.cols());
     let x = input.along_rows(gpu, d_out.codes.memory().dtype(), way.order())?;
     let row = Scale::per_group(&d_out.descale, n);
     let scales = input.scaled(row, Scale::per_group(&x.descale, k), Some(way));
-    gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)
+    weight_product(gpu, &d_out.codes, &x.codes, w, scales)
 }
 
 /// Both gradients from one set of codes: a tensor-wise scale does not depend on what is contracted.
@@ -394,6 +423,7 @@ fn tensorwise_backward(
     input: &Operand,
     w: &Tensor,
     wanted: InputGradient<'_>,
+    d_w: Option<&Tensor>,
 ) -> Result<(Option<Tensor>, Tensor)> {
     let d_out: Quantized<Codes> = quantize::tensorwise(gpu, d_out, DType::E5M2)?.into();
     let row = Scale::tensorwise(&d_out.descale);
@@ -405,8 +435,8 @@ fn tensorwise_backward(
     }
     let x = input.whole(gpu)?;
     let scales = input.scaled(row, Scale::tensorwise(&x.descale), None);
-    let d_w = gemm::tn_of(gpu, &d_out.codes, &x.codes, w.dtype(), scales)?;
-    Ok((d_x, d_w.reshape(w.shape())))
+    let d_w = weight_product(gpu, &d_out.codes, &x.codes, (w, d_w), scales)?;
+    Ok((d_x, d_w))
 }
 
 /// N, after checking x (M, K) against the weight; without fp8 both have one dtype.

@@ -211,8 +211,9 @@ pub fn tn_into(
     tn_codes_into(gpu, &Codes::Rows(a.clone()), &Codes::Rows(b.clone()), result, accumulate, options)
 }
 
+/// [`tn_into`] of operands that may lie in panels.
 #[track_caller]
-fn tn_codes_into(
+pub(super) fn tn_codes_into(
     gpu: &Gpu,
     a: &Codes,
     b: &Codes,

@@ -134,6 +134,26 @@ pub fn backward(
     rstd: &Tensor,
     so_far: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
+    let d_weight = Tensor::empty(gpu, "rmsnorm d_weight", weight.shape(), weight.dtype())?;
+    let d_x = backward_into(gpu, d_y, x, weight, rstd, so_far, &d_weight)?;
+    Ok((d_x, d_weight))
+}
+
+/// [`backward`] with the weight's gradient into `d_weight`, which is like the weight.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward_into(
+    gpu: &Gpu,
+    d_y: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    rstd: &Tensor,
+    so_far: Option<&Tensor>,
+    d_weight: &Tensor,
+) -> Result<Tensor> {
+    like(d_weight, weight, "the weight's gradient and the weight");
     assert_eq!(weight.numel(), x.cols(), "rmsnorm: weight {:?} of x {:?}", weight.shape(), x.shape());
     like(d_y, x, "d_y and x");
     so_far.inspect(|t| like(t, x, "the gradient so far and x"));
@@ -161,11 +181,10 @@ pub fn backward(
         let bindings = [x.read(), sums.write(), d_y.read(), rstd.read()];
         gpu.dispatch(&PARTIAL, &variant, &params, &bindings, groups)?;
     }
-    let d_weight = Tensor::empty(gpu, "rmsnorm d_weight", weight.shape(), weight.dtype())?;
     let params = Columns { rows: sum_rows as u32, quads: x.quads() as u32 };
     let groups = x.quads().div_ceil(width(team)) as u32;
     gpu.dispatch(&TOTAL, &variant, &params, &[sums.read(), d_weight.write()], groups)?;
-    Ok((d_x, d_weight))
+    Ok(d_x)
 }
 
 #[track_caller]

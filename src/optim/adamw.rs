@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::gpu::Gpu;
+use crate::num::DType;
 use crate::ops::adamw;
 use crate::params::{Layout, Store};
 use crate::tensor::Tensor;
@@ -33,8 +34,8 @@ impl AdamW {
     /// # Errors
     /// Out of device memory.
     pub fn new(gpu: &Gpu, layout: &Layout, hyper: Hyper) -> Result<AdamW> {
-        let m = Store::zeros(gpu, layout, "first moment")?;
-        Ok(AdamW { hyper, m, v: Store::zeros(gpu, layout, "second moment")?, steps: 0 })
+        let m = Store::zeros(gpu, layout, DType::F32, "first moment")?;
+        Ok(AdamW { hyper, m, v: Store::zeros(gpu, layout, DType::F32, "second moment")?, steps: 0 })
     }
 
     /// One update of `params` from `grads` times `coefficient` (flat f32 (1): the clipping factor).

@@ -93,8 +93,8 @@ impl Fsdp {
             })
             .collect();
         Ok(Fsdp {
-            master: Store::zeros(gpu, &layout, "master weights")?,
-            grads: Store::zeros(gpu, &layout, "gradients")?,
+            master: Store::zeros(gpu, &layout, DType::F32, "master weights")?,
+            grads: Store::zeros(gpu, &layout, DType::F32, "gradients")?,
             gpu: gpu.clone(),
             comm,
             table,
@@ -345,7 +345,10 @@ impl Fsdp {
         if self.comm.size() == 1 {
             for (id, gradient) in gradients {
                 let target = self.grads.whole(self.layout.place(id), &self.table.spec(id).shape);
-                self.land(&gradient, &target)?;
+                // What was written into its home is there.
+                if !gradient.is_same_memory(&target) {
+                    self.land(&gradient, &target)?;
+                }
             }
             return Ok(());
         }
@@ -441,6 +444,19 @@ impl Weights for Fsdp {
         }
         let at = block.members.iter().position(|m| *m == id).expect("a parameter is in its block");
         Ok(block.params[at].clone())
+    }
+
+    /// The gradient's place in the store: where one rank holds it whole, in the compute dtype, and nothing is added to it.
+    fn gradient_home(&self, ids: &[ParamId]) -> Result<Option<Tensor>> {
+        let alike = self.grads.dtype() == self.policy.param_dtype;
+        if self.comm.size() > 1 || self.accumulate.get() || !alike {
+            return Ok(None);
+        }
+        let shape = &self.table.spec(ids[0]).shape;
+        if ids.iter().any(|id| self.table.spec(*id).shape != *shape) {
+            return Ok(None);
+        }
+        Ok(self.grads.side_by_side(&self.places(ids), shape))
     }
 
     fn gradient(&self, id: ParamId, gradient: Tensor) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::table::{ParamId, Spec, Table};
 use crate::gpu::{Buffer, Gpu};
 use crate::num::DType;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, quad_bytes};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -108,52 +108,79 @@ fn too_large(spec: &Spec, bytes: u64, limit: u64) -> Error {
     )
 }
 
-/// One f32 value per element of this rank's shards: the master weights, a gradient, or a moment of the optimizer.
+/// One value per element of this rank's shards: the master weights, a gradient, or a moment of the optimizer.
 #[derive(Clone, Debug)]
 pub struct Store {
     segments: Vec<Arc<Buffer>>,
-    sizes: Vec<u64>,
+    /// Quads of each segment.
+    sizes: Vec<usize>,
+    dtype: DType,
 }
 
 impl Store {
-    /// Segments full of zeros.
+    /// Segments full of zeros, f32 or bf16.
     ///
     /// # Errors
     /// Out of device memory.
-    pub fn zeros(gpu: &Gpu, layout: &Layout, name: &str) -> Result<Store> {
+    pub fn zeros(gpu: &Gpu, layout: &Layout, dtype: DType, name: &str) -> Result<Store> {
+        let sizes: Vec<usize> = layout.segments.iter().map(|bytes| quads(*bytes)).collect();
         let mut segments = Vec::new();
-        for (i, bytes) in layout.segments.iter().enumerate() {
-            let buffer = gpu.alloc(&format!("{name}, segment {i}"), *bytes)?;
+        for (i, quads) in sizes.iter().enumerate() {
+            let buffer = gpu.alloc(&format!("{name}, segment {i}"), quad_bytes(&[*quads, 4], dtype))?;
             gpu.clear(&buffer);
             segments.push(buffer);
         }
-        Ok(Store { segments, sizes: layout.segments.clone() })
+        Ok(Store { segments, sizes, dtype })
+    }
+
+    /// The dtype of its values.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Memory of this shape where the shard of `place` begins.
+    fn view(&self, place: &Place, shape: &[usize]) -> Tensor {
+        let offset = (quads(place.offset) * self.dtype.quad_bytes()) as u64;
+        Tensor::view(&self.segments[place.segment], offset, shape, self.dtype)
     }
 
     /// This rank's shard of a parameter as quads: shape (quads, 4).
     pub fn shard(&self, place: &Place) -> Tensor {
-        Tensor::view(&self.segments[place.segment], place.offset, &[place.quads(), 4], DType::F32)
+        self.view(place, &[place.quads(), 4])
     }
 
     /// The shards from `first` to `last` of one segment, and what lies between them, as quads.
     pub fn range(&self, first: &Place, last: &Place) -> Tensor {
         assert_eq!(first.segment, last.segment, "a range of one segment");
-        let bytes = last.offset - first.offset + (last.quads() * DType::F32.quad_bytes()) as u64;
-        let quads = usize::try_from(bytes / 16).expect("fits memory");
-        Tensor::view(&self.segments[first.segment], first.offset, &[quads, 4], DType::F32)
+        self.view(first, &[quads(last.offset - first.offset) + last.quads(), 4])
     }
 
     /// The whole parameter in its own shape; only where one rank holds all of it.
     pub fn whole(&self, place: &Place, shape: &[usize]) -> Tensor {
         assert_eq!(place.chunk, place.units, "whole parameter {shape:?} of a shard");
-        Tensor::view(&self.segments[place.segment], place.offset, shape, DType::F32)
+        self.view(place, shape)
+    }
+
+    /// Whole parameters of one shape (P, shape...), or of one parameter (shape), if one follows the other in memory without a gap.
+    pub fn side_by_side(&self, places: &[&Place], shape: &[usize]) -> Option<Tensor> {
+        let follows =
+            |a: &Place, b: &Place| (a.segment, quads(a.offset) + a.quads()) == (b.segment, quads(b.offset));
+        if !places.windows(2).all(|pair| follows(pair[0], pair[1])) {
+            return None;
+        }
+        let several = (places.len() > 1).then_some(places.len());
+        let shape: Vec<usize> = several.into_iter().chain(shape.iter().copied()).collect();
+        Some(self.view(places.first()?, &shape))
     }
 
     /// Every segment as quads.
     pub fn segments(&self) -> Vec<Tensor> {
-        let whole = |(b, bytes): (&Arc<Buffer>, &u64)| {
-            Tensor::view(b, 0, &[usize::try_from(*bytes / 16).expect("fits memory"), 4], DType::F32)
-        };
+        let whole = |(b, quads): (&Arc<Buffer>, &usize)| Tensor::view(b, 0, &[*quads, 4], self.dtype);
         self.segments.iter().zip(&self.sizes).map(whole).collect()
     }
+}
+
+/// Quads in so many bytes of f32.
+fn quads(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("fits memory") / DType::F32.quad_bytes()
 }

@@ -24,7 +24,18 @@ pub trait Weights {
     /// Other ranks, the device, or its memory.
     fn weight(&self, id: ParamId) -> Result<Tensor>;
 
-    /// Takes the gradient of the local loss, in the compute dtype; once per parameter and backward pass.
+    /// Memory in which the gradient of `ids` may be written instead of a new tensor, in the compute dtype, before it is handed
+    /// to [`Weights::gradient`] as ever: the parameter's shape, or for several ids (P, shape...), in their order. `None` where
+    /// there is none, or where several parameters differ in shape or do not lie side by side.
+    ///
+    /// # Errors
+    /// As [`Weights::weight`].
+    fn gradient_home(&self, _ids: &[ParamId]) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    /// Takes the gradient of the local loss, in the compute dtype; once per parameter and backward pass. What was written into
+    /// its [home](Weights::gradient_home) comes here too: that tensor, or its rows for one of several ids.
     ///
     /// # Errors
     /// As [`Weights::weight`].

@@ -37,7 +37,7 @@ fn kernels(gpu: &Gpu, recipe: Recipe) -> Vec<String> {
     let [x, w, d_out] = operands(gpu);
     let input = Operand::new(&x, None);
     forward_with(gpu, &input, &w, recipe).unwrap();
-    backward_of(gpu, (&d_out, Ready::default()), &input, &w, recipe, InputGradient::New).unwrap();
+    backward_of(gpu, (&d_out, Ready::default()), &input, &w, recipe, InputGradient::New, None).unwrap();
     named(gpu)
 }
 
@@ -86,11 +86,48 @@ fn an_input_takes_what_its_maker_left() {
     let codes = input.wish_of_gradient(&gpu, SIZES[1], Recipe::Rowwise);
     let [gate, up] = [&d_out; 2];
     let (d_out, ready) = swiglu::forward_for(&gpu, gate, up, codes).unwrap();
-    backward_of(&gpu, (&d_out, ready), &input, &w, Recipe::Rowwise, InputGradient::None).unwrap();
+    backward_of(&gpu, (&d_out, ready), &input, &w, Recipe::Rowwise, InputGradient::None, None).unwrap();
     // A cast of the gradient and one of the input, the product in runs and their sum.
     let made = gpu.counters().dispatches - made - 1;
     assert_eq!(made, 4, "{:?}", named(&gpu));
     let mixed = [(SIZES[1], Recipe::Rowwise), (SIZES[1], Recipe::HighPrecision)];
     assert!(wish_of_input(&gpu, (SIZES[0], &x), &mixed, None, true).is_none());
     assert!(wish_of_input(&gpu, (SIZES[0], &x), &[], None, true).is_none());
+}
+
+/// A place for the weight's gradient takes the bits that a new tensor has, and nothing beside it is touched.
+#[test]
+fn a_weight_gradient_goes_where_it_is_told() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let ([m, n, k], experts) = ([37, 16, 22], 3);
+    let value = |i: usize| (i * 7919 % 223) as f32 / 64.0 - 1.7;
+    for (dtype, recipe, grouped) in [
+        (DType::F32, Recipe::HighPrecision, false),
+        (DType::BF16, Recipe::HighPrecision, true),
+        (DType::BF16, Recipe::Rowwise, false),
+        (DType::F32, Recipe::Rowwise, true),
+        (DType::BF16, Recipe::Tensorwise, false),
+        (DType::BF16, Recipe::RowwiseGwHp, true),
+    ] {
+        let tensor = |shape: &[usize]| {
+            let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
+            Tensor::from_f32(&gpu, "operand", shape, dtype, &values).unwrap()
+        };
+        let offs = grouped.then(|| Tensor::from_u32(&gpu, "offs", &[20, 20, 37]).unwrap());
+        let (w, rows) = if grouped { (tensor(&[experts, n, k]), experts * n) } else { (tensor(&[n, k]), n) };
+        let (x, d_out) = (tensor(&[m, k]), tensor(&[m, n]));
+        let gradient = |place: Option<&Tensor>| {
+            let (input, d_out) = (Operand::new(&x, offs.as_ref()), (&d_out, Ready::default()));
+            backward_of(&gpu, d_out, &input, &w, recipe, InputGradient::None, place).unwrap().1
+        };
+        let (want, around) = (gradient(None), tensor(&[16 + rows + 16, k]));
+        let place = around.slice_rows(16, 16 + rows).reshape(w.shape());
+        let got = gradient(Some(&place));
+        assert!(got.is_same_memory(&place) && got.shape() == want.shape(), "{recipe:?}: {:?}", got.shape());
+        let (got, want) = (around.to_f32(&gpu).unwrap(), want.to_f32(&gpu).unwrap());
+        let (first, last) = (16 * k, (16 + rows) * k);
+        assert!(got[first..last] == want[..], "{recipe:?} {dtype}: the gradient");
+        let untouched = tensor(&[16 + rows + 16, k]).to_f32(&gpu).unwrap();
+        assert!(got[..first] == untouched[..first] && got[last..] == untouched[last..], "{recipe:?} {dtype}");
+    }
 }
