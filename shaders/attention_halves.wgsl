@@ -1,8 +1,8 @@
 // What attention_coop.wgsl reads: q, k, v and d_out as f16, each scaled by one power of two, head by head; and the rows'
 // statistics for backward.
 //   tops        largest finite magnitude of each tensor, PARTS workgroups each
-//   scales      one workgroup: r = 1/s of each tensor, from the bits of its largest magnitude
-//   halves      a thread a quad
+//   halves      all tensors in one launch, EACH quads a thread; every workgroup makes r = 1/s of its tensor from the tops, while its
+//               quads are under way, and the first leaves it
 //   statistics  a thread a position and head
 // Scaling: the largest magnitude becomes 2^15 to 1.75 * 2^15. So bf16 values, whose 8 bits fit into 11, stay exact down to 2^-29 of
 // their tensor's largest and are off by 2^-40 of it below: a product of two such is off by less than the roundings of its f32 sum.
@@ -16,43 +16,38 @@ struct Tops {
   q: u32, // quads of each
   k: u32,
   v: u32,
-  d_out: u32,
-}
-
-struct Scales {
-  tensors: u32,
 }
 
 struct Halves {
   batch: u32,
   seq: u32,
-  heads: u32,
+  heads: u32, // of q and d_out
+  kv_heads: u32,
   padded: u32,
-  which: u32, // of q, k, v, d_out
+  first: u32, // 0: q, k and v; 3: d_out, bound as q
 }
 
 @group(0) @binding(0) var<uniform> quads: Tops;
-@group(0) @binding(0) var<uniform> count: Scales;
 @group(0) @binding(0) var<uniform> p: Halves;
 
 @group(0) @binding(1) var<storage, read> q: array<vec2<u32>>;
 @group(0) @binding(2) var<storage, read> k: array<vec2<u32>>;
 @group(0) @binding(3) var<storage, read> v: array<vec2<u32>>;
-@group(0) @binding(4) var<storage, read> d_out: array<vec2<u32>>;
-@group(0) @binding(5) var<storage, read_write> parts: array<u32>;
+@group(0) @binding(4) var<storage, read_write> parts: array<u32>;
 
-@group(0) @binding(1) var<storage, read> given_parts: array<u32>;
-@group(0) @binding(2) var<storage, read_write> scales_out: array<f32>;
+@group(0) @binding(4) var<storage, read> given_parts: array<u32>;
+@group(0) @binding(5) var<storage, read_write> codes: array<vec2<u32>>;
+@group(0) @binding(6) var<storage, read_write> scales_out: array<f32>;
 
-@group(0) @binding(1) var<storage, read> x: array<vec2<u32>>;
+@group(0) @binding(1) var<storage, read> d_out: array<vec2<u32>>;
 @group(0) @binding(2) var<storage, read> scales: array<f32>;
-@group(0) @binding(3) var<storage, read_write> codes: array<vec2<u32>>;
-
 @group(0) @binding(3) var<storage, read> out: array<vec2<u32>>;
 @group(0) @binding(4) var<storage, read> lse: array<f32>;
 @group(0) @binding(5) var<storage, read_write> stats: array<f32>;
 
 const PARTS = 256u;
+// Quads of a workgroup of `halves`.
+const CHUNK = EACH * 256u;
 // Statistics of rows that are padding: less than any score by so much that its probability is 0.
 const HUGE = 1e30;
 const LOG2E = 1.4426950408889634;
@@ -93,13 +88,9 @@ fn tops(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     for (var i = first; i < quads.k; i += PARTS * 256u) {
       most = max(most, magnitude(k[i]));
     }
-  } else if n / PARTS == 2u {
+  } else {
     for (var i = first; i < quads.v; i += PARTS * 256u) {
       most = max(most, magnitude(v[i]));
-    }
-  } else {
-    for (var i = first; i < quads.d_out; i += PARTS * 256u) {
-      most = max(most, magnitude(d_out[i]));
     }
   }
   let all = reduce(most, li);
@@ -109,34 +100,65 @@ fn tops(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 }
 
 // r = 2^(e - 15) for a largest magnitude of m * 2^e, one more if m > 1.75; of zeros and the like 2^-110.
-@compute @workgroup_size(256)
-fn scales_of(@builtin(local_invocation_index) li: u32) {
-  for (var which = 0u; which < count.tensors; which++) {
-    let all = reduce(given_parts[which * PARTS + li], li);
-    if li == 0u {
-      let past = select(0u, 1u, (all & 0x7fu) > 0x60u);
-      scales_out[which] = bitcast<f32>((max((all >> 7u) + past, 32u) - 15u) << 23u);
-    }
+fn scale_of(most: u32) -> u32 {
+  let past = select(0u, 1u, (most & 0x7fu) > 0x60u);
+  return (max((most >> 7u) + past, 32u) - 15u) << 23u;
+}
+
+// Which tensor a workgroup has, from `first` on, and where in it.
+struct Part {
+  which: u32,
+  heads: u32,
+  chunk: u32,
+  to: u32, // where its halves begin
+}
+
+fn part_of(n: u32) -> Part {
+  let rows = p.batch * p.padded * HQ;
+  let of_q = div_up(rows * p.heads, CHUNK);
+  if p.first > 0u || n < of_q {
+    return Part(0u, p.heads, n, 0u);
   }
+  let of_k = div_up(rows * p.kv_heads, CHUNK);
+  let which = 1u + (n - of_q) / of_k;
+  return Part(which, p.kv_heads, (n - of_q) % of_k, rows * (p.heads + (which - 1u) * p.kv_heads));
 }
 
 @compute @workgroup_size(256)
 fn halves(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let n = grid_index(wg, nwg) * 256u + li;
-  let width = p.heads * HQ;
-  if n >= p.batch * p.padded * width {
-    return;
+  let part = part_of(grid_index(wg, nwg));
+  let width = part.heads * HQ;
+  // None where the grid is past the last tensor.
+  let end = select(0u, p.batch * p.padded * width, part.which < 3u);
+//!repeat e EACH
+  let n$e = part.chunk * CHUNK + $eu * 256u + li;
+  let c$e = n$e % width;
+  let i$e = n$e / width % p.padded;
+  let batch$e = n$e / width / p.padded;
+  var a$e = vec2<u32>();
+  if n$e < end && i$e < p.seq {
+    let at = (batch$e * p.seq + i$e) * width + c$e;
+    if part.which == 0u {
+      a$e = q[at];
+    } else if part.which == 1u {
+      a$e = k[at];
+    } else {
+      a$e = v[at];
+    }
   }
-  let c = n % width;
-  let i = n / width % p.padded;
-  let batch = n / width / p.padded;
-  var a = vec4<f32>();
-  if i < p.seq {
-    let s = bitcast<f32>(0x7f000000u - bitcast<u32>(scales[p.which]));
-    a = bf16_get(x[(batch * p.seq + i) * width + c]) * s;
+//!end
+  let r = scale_of(reduce(given_parts[min(part.which, 2u) * PARTS + li], li));
+  if part.chunk == 0u && li == 0u && end > 0u {
+    scales_out[p.first + part.which] = bitcast<f32>(r);
   }
-  let to = ((batch * p.heads + c / HQ) * p.padded + i) * HQ + c % HQ;
-  codes[to] = vec2<u32>(pack2x16float(a.xy), pack2x16float(a.zw));
+  let s = bitcast<f32>(0x7f000000u - r);
+//!repeat e EACH
+  if n$e < end {
+    let h = bf16_get(a$e) * s;
+    let to = ((batch$e * part.heads + c$e / HQ) * p.padded + i$e) * HQ + c$e % HQ;
+    codes[part.to + to] = vec2<u32>(pack2x16float(h.xy), pack2x16float(h.zw));
+  }
+//!end
 }
 
 // lse as a logarithm to base 2, less 15 (so that probabilities come out times 2^15), then D = sum(d_out * out) in the units of
@@ -163,7 +185,7 @@ fn statistics(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg
   let pair = (batch * p.seq + i) * p.heads + head;
   var sum = 0.0;
   for (var c = 0u; c < HQ; c++) {
-    sum += dot(bf16_get(x[pair * HQ + c]), bf16_get(out[pair * HQ + c]));
+    sum += dot(bf16_get(d_out[pair * HQ + c]), bf16_get(out[pair * HQ + c]));
   }
   stats[to] = lse[pair] * LOG2E - 15.0;
   // By one power of two after the other: of zeros both are large.

@@ -35,6 +35,25 @@ impl Tensor {
         Ok(Tensor { shape: shape.to_vec(), dtype, flat: false, buffer, offset: 0 })
     }
 
+    /// Tensors of one shape with undefined contents: one after another in one buffer where each of them can be bound there (see
+    /// [`Tensor::stacked`]), else apart.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn empty_stack<const P: usize>(
+        gpu: &Gpu,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+    ) -> Result<[Tensor; P]> {
+        if P < 2 || !quad_bytes(shape, dtype).is_multiple_of(gpu.caps().align.max(16)) {
+            let apart = (0..P).map(|_| Tensor::empty(gpu, name, shape, dtype)).collect::<Result<Vec<_>>>()?;
+            return Ok(apart.try_into().expect("P tensors"));
+        }
+        let whole = Tensor::empty(gpu, name, &[&[P], shape].concat(), dtype)?;
+        Ok(std::array::from_fn(|p| whole.unstack(p)))
+    }
+
     /// A flat tensor of `n` elements with undefined contents.
     ///
     /// # Errors
@@ -191,6 +210,31 @@ impl Tensor {
         Tensor { shape: vec![to - from, self.cols()], offset, ..self.clone() }
     }
 
+    /// `tensors` as one, (P, their shape...), if they have one shape and dtype and lie one after another in one buffer.
+    #[must_use]
+    pub fn stacked(tensors: &[&Tensor]) -> Option<Tensor> {
+        let (first, _) = tensors.split_first()?;
+        let mut at = first.offset;
+        for t in tensors {
+            let alike = t.shape == first.shape && t.dtype == first.dtype && !t.flat;
+            if !alike || !Arc::ptr_eq(&t.buffer, &first.buffer) || t.offset != at {
+                return None;
+            }
+            at += t.bytes();
+        }
+        Some(Tensor { shape: [&[tensors.len()], &first.shape[..]].concat(), ..(*first).clone() })
+    }
+
+    /// Tensor `p` of a stack (P, shape...).
+    #[track_caller]
+    #[must_use]
+    pub fn unstack(&self, p: usize) -> Tensor {
+        let (count, shape) = self.shape.split_first().expect("a stack has a dimension");
+        assert!(p < *count && !shape.is_empty() && !self.flat, "tensor {p} of {:?}", self.shape);
+        let offset = self.offset + p as u64 * quad_bytes(shape, self.dtype);
+        Tensor { shape: shape.to_vec(), offset, ..self.clone() }
+    }
+
     /// Elements `from..to` of a flat tensor as a view.
     #[track_caller]
     #[must_use]
@@ -268,5 +312,30 @@ impl Tensor {
         // Storage bindings are at least one element of the largest WGSL type, and a multiple of 4 bytes.
         let size = self.bytes().max(16).next_multiple_of(16).min(self.buffer.size() - self.offset);
         Binding { buffer: self.buffer.clone(), offset: self.offset, size, access }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tensor;
+    use crate::gpu::{DeviceChoice, Gpu};
+    use crate::num::DType;
+
+    #[test]
+    fn tensors_side_by_side_are_one_stack() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter").planner();
+        let shape = [64, 32];
+        let [a, b, c] = Tensor::empty_stack(&gpu, "abc", &shape, DType::BF16).unwrap();
+        let all = Tensor::stacked(&[&a, &b, &c]).expect("one buffer");
+        assert_eq!((all.shape(), all.memory().1, all.bytes()), (&[3, 64, 32][..], 0, 3 * 4096));
+        let pair = Tensor::stacked(&[&b, &c]).expect("a part of it");
+        assert_eq!(pair.unstack(1).memory().1, 2 * 4096);
+        assert!(Tensor::stacked(&[&a, &c]).is_none(), "not neighbours");
+        assert!(Tensor::stacked(&[&b, &a]).is_none(), "another order");
+        assert!(Tensor::stacked(&[&a, &b.reshape(&[2, 32, 32])]).is_none(), "another shape");
+        // 3 x 8 bytes: the second could not be bound.
+        let [d, e] = Tensor::empty_stack(&gpu, "de", &[3, 4], DType::BF16).unwrap();
+        assert!(Tensor::stacked(&[&d, &e]).is_none() && !d.is_shared());
+        assert!(Tensor::stacked(&[]).is_none());
     }
 }

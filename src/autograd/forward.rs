@@ -98,23 +98,16 @@ impl Tape<'_> {
         let forward = Operand::with(&x.value, offs, Ready { rows, tops: None });
         let backward = Rc::new(Operand::with(&x.value, offs, Ready { rows: None, tops }));
         let mut outputs = Vec::with_capacity(N);
-        for (weight, recipe) in linears {
-            let y = fp8_linear::forward_with(self.gpu, &forward, &self.weights.weight(weight)?, recipe)?;
-            outputs.push(self.push(Rule::Linear { input: backward.clone(), weight, recipe }, &[x], y)?);
+        let weights = linears.iter().map(|(id, _)| self.weights.weight(*id)).collect::<Result<Vec<_>>>()?;
+        for ((weight, recipe), w) in linears.into_iter().zip(&weights) {
+            let y = fp8_linear::forward_with(self.gpu, &forward, w, recipe)?;
+            let rule = Rule::Linears { input: backward.clone(), weights: vec![weight], recipe };
+            outputs.push(self.push(rule, &[x], y)?);
         }
         Ok(outputs.try_into().expect("one output per weight"))
     }
 
-    /// Rotary position embedding of (T, heads * head_dim).
-    ///
-    /// # Errors
-    /// As [`Tape::embedding`].
-    pub fn rope(&mut self, x: &Var, table: &Tensor, seq: usize, head_dim: usize) -> Result<Var> {
-        let y = rope::forward(self.gpu, &x.value, table, seq, head_dim)?;
-        self.push(Rule::Rope { table: table.clone(), seq, head_dim }, &[x], y)
-    }
-
-    /// Causal attention.
+    /// Causal attention of q (T, heads * head_dim), k and v; with `rope`, a [table](rope::table), q and k are turned by their position.
     ///
     /// # Errors
     /// As [`Tape::embedding`].
@@ -123,10 +116,16 @@ impl Tape<'_> {
         (q, k, v): (&Var, &Var, &Var),
         shape: attention::Shape,
         docs: Option<&Tensor>,
+        rope: Option<&Tensor>,
     ) -> Result<Var> {
-        let (out, lse) = attention::forward(self.gpu, &q.value, &k.value, &v.value, shape, docs)?;
-        let saved = Box::new([q.value.clone(), k.value.clone(), v.value.clone(), out.clone(), lse]);
-        self.push(Rule::Attention { saved, shape, docs: docs.cloned() }, &[q, k, v], out)
+        let mut turned = [q.value.clone(), k.value.clone()];
+        if let Some(table) = rope {
+            turned = rope::forward_pair(self.gpu, turned.each_ref(), table, shape.seq, shape.head_dim)?;
+        }
+        let kept = attention::forward_kept(self.gpu, [&turned[0], &turned[1], &v.value], shape, docs)?;
+        let out = kept.out.clone();
+        let rule = Rule::Attention { kept: Box::new(kept), shape, docs: docs.cloned(), rope: rope.cloned() };
+        self.push(rule, &[q, k, v], out)
     }
 
     /// What `readers` will read of an input like `x` in `rows` rows, for the op that makes it.

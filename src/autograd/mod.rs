@@ -39,7 +39,8 @@ impl Var {
 struct Node {
     rule: Rule,
     inputs: Vec<usize>,
-    output: usize,
+    /// One, but for linears of stacked weights.
+    outputs: Vec<usize>,
 }
 
 /// Records a forward pass and differentiates it.
@@ -74,15 +75,20 @@ impl<'a> Tape<'a> {
     }
 
     fn push(&mut self, rule: Rule, inputs: &[&Var], value: Tensor) -> Result<Var> {
+        Ok(self.push_all(rule, inputs, vec![value])?.remove(0))
+    }
+
+    /// [`Tape::push`] of a rule with several results.
+    fn push_all(&mut self, rule: Rule, inputs: &[&Var], values: Vec<Tensor>) -> Result<Vec<Var>> {
         if self.gpu.options().check_nan {
-            self.check_finite(rule.name(), &value)?;
+            values.iter().try_for_each(|value| self.check_finite(rule.name(), value))?;
         }
-        let output = self.leaf(value);
+        let outputs: Vec<Var> = values.into_iter().map(|value| self.leaf(value)).collect();
         if self.recording {
             let inputs = inputs.iter().map(|v| v.id).collect();
-            self.nodes.push(Node { rule, inputs, output: output.id });
+            self.nodes.push(Node { rule, inputs, outputs: outputs.iter().map(|v| v.id).collect() });
         }
-        Ok(output)
+        Ok(outputs)
     }
 
     /// Reads an op's result back and names the first value that is no number.
@@ -104,7 +110,7 @@ impl<'a> Tape<'a> {
     /// Says that the forward pass enters a block; backward leaves it here on its way up.
     pub fn enter_block(&mut self, block: usize) {
         if self.recording {
-            self.nodes.push(Node { rule: Rule::Enter { block }, inputs: Vec::new(), output: usize::MAX });
+            self.nodes.push(Node { rule: Rule::Enter { block }, inputs: Vec::new(), outputs: Vec::new() });
         }
     }
 
@@ -135,16 +141,19 @@ impl<'a> Tape<'a> {
                 self.weights.leave(block)?;
                 continue;
             }
-            let keep = wanted.iter().any(|v| v.id == node.output);
-            let grad = if keep { grads[node.output].clone() } else { grads[node.output].take() };
-            if grad.is_none() && started != Some(node.output) {
+            let mut take = |id: &usize| {
+                let keep = wanted.iter().any(|v| v.id == *id);
+                if keep { grads[*id].clone() } else { grads[*id].take() }
+            };
+            let arrived: Vec<Option<Flow>> = node.outputs.iter().map(&mut take).collect();
+            if arrived.iter().all(Option::is_none) && !node.outputs.iter().any(|id| started == Some(*id)) {
                 continue;
             }
-            started = started.filter(|id| *id != node.output);
+            started = started.filter(|id| !node.outputs.contains(id));
             let so_far = if node.rule.adds() { grads[node.inputs[0]].take() } else { None };
             let so_far = so_far.map(|flow| flow.value);
             let reader = self.maker(node.rule.quantizes().and_then(|which| node.inputs.get(which)));
-            let flows = node.rule.backward(self.gpu, self.weights, grad, so_far, reader)?;
+            let flows = node.rule.backward(self.gpu, self.weights, arrived, so_far, reader)?;
             assert_eq!(flows.len(), node.inputs.len(), "a rule gives one gradient per input");
             for (input, flow) in node.inputs.iter().zip(flows) {
                 let Some(flow) = flow else { continue };
@@ -160,6 +169,6 @@ impl<'a> Tape<'a> {
     /// The rule that made a variable.
     fn maker(&self, id: Option<&usize>) -> Option<&Rule> {
         let id = id?;
-        self.nodes.iter().rev().find(|node| node.output == *id).map(|node| &node.rule)
+        self.nodes.iter().rev().find(|node| node.outputs.contains(id)).map(|node| &node.rule)
     }
 }

@@ -18,12 +18,15 @@ pub(super) enum Rule {
     Embedding { tokens: Tensor, table: ParamId, vocab: usize },
     /// x -> x / rms(x) * weight.
     RmsNorm { x: Tensor, rstd: Tensor, weight: ParamId },
-    /// x -> x W^T, grouped if x has group ends; linears of one input share it with what their backward makes of it.
-    Linear { input: Rc<Operand>, weight: ParamId, recipe: Recipe },
-    /// Rotation by position.
-    Rope { table: Tensor, seq: usize, head_dim: usize },
-    /// q, k, v -> softmax(q k^T) v.
-    Attention { saved: Box<[Tensor; 5]>, shape: attention::Shape, docs: Option<Tensor> },
+    /// x -> x W^T of each weight, grouped if x has group ends; linears of one input share it with what their backward makes of it.
+    Linears { input: Rc<Operand>, weights: Vec<ParamId>, recipe: Recipe },
+    /// q, k, v -> softmax(q k^T) v, q and k turned by position first if there is a table.
+    Attention {
+        kept: Box<attention::Kept>,
+        shape: attention::Shape,
+        docs: Option<Tensor>,
+        rope: Option<Tensor>,
+    },
     /// gate, up -> silu(gate) * up.
     SwiGlu { gate: Tensor, up: Tensor },
     /// a, b -> a + b.
@@ -58,9 +61,8 @@ impl Rule {
             Rule::Enter { .. } => "enter",
             Rule::Embedding { .. } => "embedding",
             Rule::RmsNorm { .. } => "rmsnorm",
-            Rule::Linear { input, .. } if input.is_grouped() => "grouped linear",
-            Rule::Linear { .. } => "linear",
-            Rule::Rope { .. } => "rope",
+            Rule::Linears { input, .. } if input.is_grouped() => "grouped linear",
+            Rule::Linears { .. } => "linear",
             Rule::Attention { .. } => "attention",
             Rule::SwiGlu { .. } => "swiglu",
             Rule::Add => "add",
@@ -73,7 +75,7 @@ impl Rule {
 
     /// Whether the rule adds the first input's gradient to what has come so far from other rules, in its own pass.
     pub(super) fn adds(&self) -> bool {
-        matches!(self, Rule::RmsNorm { .. } | Rule::Linear { .. } | Rule::Gather { .. })
+        matches!(self, Rule::RmsNorm { .. } | Rule::Linears { .. } | Rule::Gather { .. })
     }
 
     /// The number of the input whose gradient the rule can quantize as it makes it.
@@ -83,28 +85,39 @@ impl Rule {
 
     /// What the rule will read of its output's gradient, `width` wide, if it is a linear.
     fn wish(&self, gpu: &Gpu, width: usize) -> Option<Wish<'_>> {
-        let Rule::Linear { input, recipe, .. } = self else { return None };
-        input.wish_of_gradient(gpu, width, *recipe)
+        match self {
+            Rule::Linears { input, weights, recipe } if weights.len() == 1 => {
+                input.wish_of_gradient(gpu, width, *recipe)
+            }
+            _ => None,
+        }
     }
 
-    /// Gradients of the inputs, in their order; `None` for an input that has none. `so_far` is for rules that add, `reader` is the
-    /// rule that will read the gradient of the input that this one [quantizes](Rule::quantizes).
+    /// Gradients of the inputs, in their order, from those of the outputs that have one; `None` for an input that has none. `so_far`
+    /// is for rules that add, `reader` is the rule that will read the gradient of the input that this one [quantizes](Rule::quantizes).
     pub(super) fn backward(
         self,
         gpu: &Gpu,
         weights: &dyn Weights,
-        grad: Option<Flow>,
+        mut grads: Vec<Option<Flow>>,
         so_far: Option<Tensor>,
         reader: Option<&Rule>,
     ) -> Result<Vec<Option<Flow>>> {
-        if let Rule::Head { d_h, d_w, weight } = self {
-            weights.gradient(weight, d_w)?;
-            return Ok(vec![Some(d_h.into())]);
+        match self {
+            Rule::Head { d_h, d_w, weight } => {
+                weights.gradient(weight, d_w)?;
+                return Ok(vec![Some(d_h.into())]);
+            }
+            Rule::Linears { input, weights: ids, recipe } => {
+                let d_x = linears(gpu, weights, grads, (&input, &ids, recipe), so_far)?;
+                return Ok(vec![d_x.map(Flow::from)]);
+            }
+            _ => {}
         }
-        let Flow { value: g, ready } = grad.expect("only the loss starts without a gradient");
+        let Flow { value: g, .. } = grads.remove(0).expect("only the loss starts without a gradient");
         let g = &g;
         let flows = match self {
-            Rule::Enter { .. } | Rule::Head { .. } => unreachable!("handled before"),
+            Rule::Enter { .. } | Rule::Head { .. } | Rule::Linears { .. } => unreachable!("handled before"),
             Rule::Embedding { tokens, table, vocab } => {
                 let d_table = home(gpu, weights, table, &[vocab, g.cols()], g.dtype())?;
                 embedding::backward_into(gpu, &tokens, g, &d_table)?;
@@ -118,14 +131,9 @@ impl Rule {
                 weights.gradient(weight, d_w)?;
                 vec![Some(d_x)]
             }
-            Rule::Linear { input, weight, recipe } => {
-                vec![linear(gpu, weights, (g, ready), &input, (weight, recipe), so_far)?]
-            }
-            Rule::Rope { table, seq, head_dim } => vec![Some(rope::backward(gpu, g, &table, seq, head_dim)?)],
-            Rule::Attention { saved, shape, docs } => {
-                let [q, k, v, out, lse] = &*saved;
-                let (d_q, d_k, d_v) = attention::backward(gpu, g, q, k, v, out, lse, shape, docs.as_ref())?;
-                vec![Some(d_q), Some(d_k), Some(d_v)]
+            Rule::Attention { kept, shape, docs, rope } => {
+                let gradients = attention(gpu, g, &kept, shape, docs.as_ref(), rope.as_ref())?;
+                gradients.map(Some).into()
             }
             Rule::SwiGlu { gate, up } => {
                 let (d_gate, d_up) = swiglu::backward(gpu, g, &gate, &up)?;
@@ -167,6 +175,51 @@ fn home(gpu: &Gpu, weights: &dyn Weights, id: ParamId, shape: &[usize], dtype: D
         }
         None => Tensor::empty(gpu, "gradient of a parameter", shape, dtype),
     }
+}
+
+/// Gradients of q, k and v: one stack where they have one shape, else of k and v, as linears behind them take them best.
+fn attention(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    kept: &attention::Kept,
+    shape: attention::Shape,
+    docs: Option<&Tensor>,
+    rope: Option<&Tensor>,
+) -> Result<[Tensor; 3]> {
+    let (rows, dtype) = (d_out.rows(), d_out.dtype());
+    let [of_q, of_k] = [shape.heads, shape.kv_heads].map(|heads| [rows, heads * shape.head_dim]);
+    let (d_q, [d_k, d_v]) = if of_q == of_k {
+        let [d_q, d_k, d_v] = Tensor::empty_stack(gpu, "attention d_q, d_k, d_v", &of_q, dtype)?;
+        (d_q, [d_k, d_v])
+    } else {
+        let d_q = Tensor::empty(gpu, "attention d_q", &of_q, dtype)?;
+        (d_q, Tensor::empty_stack(gpu, "attention d_k, d_v", &of_k, dtype)?)
+    };
+    let Some(table) = rope else {
+        attention::backward_kept(gpu, d_out, kept, [&d_q, &d_k, &d_v], shape, docs)?;
+        return Ok([d_q, d_k, d_v]);
+    };
+    let [turned_q, turned_k] = rope::empty_pair(gpu, [&d_q, &d_k])?;
+    attention::backward_kept(gpu, d_out, kept, [&turned_q, &turned_k, &d_v], shape, docs)?;
+    rope::backward_pair_into(gpu, [&turned_q, &turned_k], [&d_q, &d_k], table, shape.seq, shape.head_dim)?;
+    Ok([d_q, d_k, d_v])
+}
+
+/// The gradient of the input of linears; those of their weights go to `weights`.
+fn linears(
+    gpu: &Gpu,
+    weights: &dyn Weights,
+    grads: Vec<Option<Flow>>,
+    (input, ids, recipe): (&Operand, &[ParamId], Recipe),
+    so_far: Option<Tensor>,
+) -> Result<Option<Tensor>> {
+    let mut sum = so_far;
+    // The last first, as if each were a rule of its own.
+    for (id, flow) in ids.iter().zip(grads).rev() {
+        let Some(Flow { value, ready }) = flow else { continue };
+        sum = linear(gpu, weights, (&value, ready), input, (*id, recipe), sum)?;
+    }
+    Ok(sum)
 }
 
 /// Both gradients of a linear: the weight's goes to `weights`, the input's is added to what came so far: in place, unless that is

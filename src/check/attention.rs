@@ -55,7 +55,7 @@ const TABLE: [Case; 22] = [
     (1, 300, 2, 1, 128, None, false, Values::Spoiled),
 ];
 
-/// Runs the table with the kernel that `gpu` chooses, each case twice.
+/// Runs the table with the kernel that `gpu` chooses, each case twice: by the public ops, and as a training step does.
 ///
 /// # Errors
 /// What the device reported; a wrong result is an [`Outcome`].
@@ -103,15 +103,15 @@ impl Operands {
 
     fn judge(&self, gpu: &Gpu) -> Result<Outcome> {
         let before = gpu.launches();
-        let got = self.on_device(gpu)?;
+        let got = self.on_device(gpu, false)?;
         let kernel = super::launched(gpu, &before, "attention");
-        let again = self.on_device(gpu)?;
+        let again = self.on_device(gpu, true)?;
         let bits =
             |all: &[Vec<f32>; 5]| all.clone().map(|v| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
         let mut error =
             if self.case.7 == Values::Spoiled { self.unspoiled(&got) } else { self.compare(&got) };
         if error.is_none() && bits(&got) != bits(&again) {
-            error = Some("another run gives other bits".into());
+            error = Some("another run, which keeps what forward read, gives other bits".into());
         }
         Ok(Outcome { case: format!("attention {}", self.name()), kernel, error })
     }
@@ -172,12 +172,22 @@ impl Operands {
         Ok(Tensors { q, k, v, d_out: tensor(3, heads)?, docs })
     }
 
-    /// [`NAMES`] on the adapter.
-    fn on_device(&self, gpu: &Gpu) -> Result<[Vec<f32>; 5]> {
+    /// [`NAMES`] on the adapter; with `keep` backward takes what forward has made of q, k and v.
+    fn on_device(&self, gpu: &Gpu, keep: bool) -> Result<[Vec<f32>; 5]> {
         let Tensors { q, k, v, d_out, docs } = self.tensors(gpu)?;
         let docs = docs.as_ref();
-        let (out, lse) = op::forward(gpu, &q, &k, &v, self.shape, docs)?;
-        let (d_q, d_k, d_v) = op::backward(gpu, &d_out, &q, &k, &v, &out, &lse, self.shape, docs)?;
+        let (out, lse, (d_q, d_k, d_v)) = if keep {
+            let kept = op::forward_kept(gpu, [&q, &k, &v], self.shape, docs)?;
+            let like = |x: &Tensor| Tensor::empty(gpu, "gradient", x.shape(), x.dtype());
+            let d = (like(&q)?, like(&k)?, like(&v)?);
+            drop((q, k, v));
+            op::backward_kept(gpu, &d_out, &kept, [&d.0, &d.1, &d.2], self.shape, docs)?;
+            (kept.out, kept.lse, d)
+        } else {
+            let (out, lse) = op::forward(gpu, &q, &k, &v, self.shape, docs)?;
+            let d = op::backward(gpu, &d_out, &q, &k, &v, &out, &lse, self.shape, docs)?;
+            (out, lse, d)
+        };
         let [out, lse, d_q, d_k, d_v] = [&out, &lse, &d_q, &d_k, &d_v].map(|t| t.to_f32(gpu));
         Ok([out?, lse?, d_q?, d_k?, d_v?])
     }
@@ -254,7 +264,7 @@ mod tests {
     fn a_wrong_element_is_found() {
         let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
         let operands = Operands::new((2, 19, 2, 1, 16, Some(8), true, Values::Normal));
-        let right = operands.on_device(&gpu).unwrap();
+        let right = operands.on_device(&gpu, true).unwrap();
         assert_eq!(operands.compare(&right), None);
         for result in 0..5 {
             let mut wrong = right.clone();
@@ -267,7 +277,7 @@ mod tests {
     fn a_number_after_a_nan_is_found() {
         let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
         let operands = Operands::new((1, 300, 2, 1, 16, None, false, Values::Spoiled));
-        let right = operands.on_device(&gpu).unwrap();
+        let right = operands.on_device(&gpu, true).unwrap();
         assert_eq!(operands.unspoiled(&right), None);
         let mut wrong = right;
         wrong[0][299 * 32] = 1.0;

@@ -101,9 +101,10 @@ impl<'a> Builder<'a> {
 
     /// Dense FFN: w1 starts at std 0.02, w2 and w3 at `std`.
     pub fn ffn(&mut self, module: &str, dim: usize, hidden: usize, std: f32) -> Ffn {
+        // w1 and w3 read one input: side by side they may be one product.
         let w1 = self.linear(&format!("{module}.w1"), hidden, dim, normal(0.02));
-        let w2 = self.linear(&format!("{module}.w2"), dim, hidden, normal(std));
         let w3 = self.linear(&format!("{module}.w3"), hidden, dim, normal(std));
+        let w2 = self.linear(&format!("{module}.w2"), dim, hidden, normal(std));
         Ffn { w1, w2, w3 }
     }
 
@@ -117,8 +118,8 @@ impl<'a> Builder<'a> {
             recipe,
         };
         let w1 = one("w1", hidden, dim, 0.02);
-        let w2 = one("w2", dim, hidden, std);
         let w3 = one("w3", hidden, dim, std);
+        let w2 = one("w2", dim, hidden, std);
         Ffn { w1, w2, w3 }
     }
 }

@@ -250,21 +250,17 @@ impl Llama4 {
     }
 
     fn attention(&self, tape: &mut Tape<'_>, layer: &Layer, x: &Var, batch: &Batch) -> Result<Var> {
-        let [mut q, mut k, v] = tape.linears(x, layer.attention_readers(), None)?;
-        let head_dim = self.args.head_dim();
-        if let (true, Some(table)) = (layer.rope, &self.rope_table) {
-            q = tape.rope(&q, table, batch.seq, head_dim)?;
-            k = tape.rope(&k, table, batch.seq, head_dim)?;
-        }
+        let [q, k, v] = tape.linears(x, layer.attention_readers(), None)?;
+        let table = self.rope_table.as_ref().filter(|_| layer.rope);
         let shape = attention::Shape {
             batch: batch.batch,
             seq: batch.seq,
             heads: self.args.n_heads,
             kv_heads: self.args.kv_heads(),
-            head_dim,
+            head_dim: self.args.head_dim(),
             block: layer.block,
         };
-        let out = tape.attention((&q, &k, &v), shape, batch.docs.as_ref())?;
+        let out = tape.attention((&q, &k, &v), shape, batch.docs.as_ref(), table)?;
         layer.wo.forward(tape, &out)
     }
 

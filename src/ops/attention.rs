@@ -83,16 +83,50 @@ pub fn forward(
     shape: Shape,
     docs: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
+    let kept = forward_kept(gpu, [q, k, v], shape, docs)?;
+    Ok((kept.out, kept.lse))
+}
+
+/// What forward leaves for backward.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    /// The result.
+    pub out: Tensor,
+    /// What [`forward`] calls so.
+    pub lse: Tensor,
+    operands: Operands,
+}
+
+/// q, k and v as backward takes them.
+#[derive(Clone, Debug)]
+enum Operands {
+    Plain([Tensor; 3]),
+    Halves(attention_coop::Operands),
+}
+
+/// [`forward`] that keeps what [`backward_kept`] needs: q, k and v, or instead what both passes read of them.
+#[track_caller]
+pub(crate) fn forward_kept(
+    gpu: &Gpu,
+    [q, k, v]: [&Tensor; 3],
+    shape: Shape,
+    docs: Option<&Tensor>,
+) -> Result<Kept> {
     check(shape, q.dtype(), &[q], &[k, v], docs)?;
-    if choose(gpu, &Attention { pass: Pass::Forward, dtype: q.dtype(), shape }) == GemmKernel::Coop {
-        return attention_coop::forward(gpu, q, k, v, shape, docs);
+    let kernel = |pass| choose(gpu, &Attention { pass, dtype: q.dtype(), shape });
+    let plain = || Operands::Plain([q, k, v].map(Tensor::clone));
+    if kernel(Pass::Forward) == GemmKernel::Coop {
+        let operands = attention_coop::Operands::new(gpu, [q, k, v], shape)?;
+        let (out, lse) = attention_coop::forward(gpu, &operands, shape, docs)?;
+        let same = kernel(Pass::Backward) == GemmKernel::Coop;
+        return Ok(Kept { out, lse, operands: if same { Operands::Halves(operands) } else { plain() } });
     }
     let out = Tensor::empty(gpu, "attention out", q.shape(), q.dtype())?;
     let lse = Tensor::flat(gpu, "attention lse", q.rows() * shape.heads, DType::F32)?;
     let call = Call::new(gpu, q, shape, docs);
     let bindings = [q.read(), k.read(), v.read(), call.docs.clone(), out.write(), lse.write()];
     call.dispatch(gpu, &FORWARD, &bindings, shape.heads)?;
-    Ok((out, lse))
+    Ok(Kept { out, lse, operands: plain() })
 }
 
 /// `(d_q, d_k, d_v)` of [`forward`] from the gradient of `out`, and `out` and `lse` themselves.
@@ -112,26 +146,50 @@ pub fn backward(
     docs: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     check(shape, q.dtype(), &[q, d_out, out], &[k, v], docs)?;
-    let pairs = q.rows() * shape.heads;
+    let operands = Operands::Plain([q, k, v].map(Tensor::clone));
+    let kept = Kept { out: out.clone(), lse: lse.clone(), operands };
+    let like = |name: &str, x: &Tensor| Tensor::empty(gpu, name, x.shape(), x.dtype());
+    let (d_q, d_k, d_v) = (like("attention d_q", q)?, like("attention d_k", k)?, like("attention d_v", v)?);
+    backward_kept(gpu, d_out, &kept, [&d_q, &d_k, &d_v], shape, docs)?;
+    Ok((d_q, d_k, d_v))
+}
+
+/// [`backward`] of what [`forward_kept`] left, into `d_q`, `d_k` and `d_v`, like q, k and v.
+#[track_caller]
+pub(crate) fn backward_kept(
+    gpu: &Gpu,
+    d_out: &Tensor,
+    kept: &Kept,
+    gradients: [&Tensor; 3],
+    shape: Shape,
+    docs: Option<&Tensor>,
+) -> Result<()> {
+    let (Kept { out, lse, operands }, [d_q, d_k, d_v]) = (kept, gradients);
+    check(shape, out.dtype(), &[d_out, out, d_q], &[d_k, d_v], docs)?;
+    let pairs = out.rows() * shape.heads;
     assert_eq!(lse.numel(), pairs, "attention: elements of lse, rows times heads");
-    if choose(gpu, &Attention { pass: Pass::Backward, dtype: q.dtype(), shape }) == GemmKernel::Coop {
-        return attention_coop::backward(gpu, d_out, [q, k, v], out, lse, shape, docs);
+    let [q, k, v] = match operands {
+        Operands::Halves(halves) => {
+            return attention_coop::backward(gpu, d_out, halves, (out, lse), gradients, shape, docs);
+        }
+        Operands::Plain(plain) => plain,
+    };
+    let call = Attention { pass: Pass::Backward, dtype: q.dtype(), shape };
+    if choose(gpu, &call) == GemmKernel::Coop {
+        let halves = attention_coop::Operands::new(gpu, [q, k, v], shape)?;
+        return attention_coop::backward(gpu, d_out, &halves, (out, lse), gradients, shape, docs);
     }
     let call = Call::new(gpu, q, shape, docs);
     let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs, DType::F32)?;
     let bindings = [out.read(), d_out.read(), lse.read(), stats.write()];
     let groups = pairs.div_ceil(workgroup(call.software)) as u32;
     gpu.dispatch(&STATISTICS, &call.variant(&STATISTICS, 1), &call.params, &bindings, groups)?;
-    let d_q = Tensor::empty(gpu, "attention d_q", q.shape(), q.dtype())?;
-    let d_k = Tensor::empty(gpu, "attention d_k", k.shape(), q.dtype())?;
-    let d_v = Tensor::empty(gpu, "attention d_v", v.shape(), q.dtype())?;
     let mut bindings = vec![q.read(), k.read(), v.read(), call.docs.clone(), d_out.read(), stats.read()];
     bindings.push(d_q.write());
     call.dispatch(gpu, &BY_QUERY, &bindings, shape.heads)?;
     bindings.pop();
     bindings.extend([d_k.write(), d_v.write()]);
-    call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)?;
-    Ok((d_q, d_k, d_v))
+    call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)
 }
 
 /// What the kernels of one call have in common.

@@ -53,7 +53,7 @@ fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
             Err("no kernel for such operands on the matrix units")
         }
         () if attention_coop::padded_bytes(call.shape) > caps.max_binding.min(caps.max_buffer) => {
-            Err("an operand padded to whole tiles is over the largest binding")
+            Err("q, k and v padded to whole tiles are over the largest binding")
         }
         () => Ok(()),
     }

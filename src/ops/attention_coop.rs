@@ -14,13 +14,10 @@ use crate::num::DType;
 use crate::tensor::Tensor;
 
 crate::params! {
-    struct Tops { q: u32, k: u32, v: u32, d_out: u32 }
+    struct Tops { q: u32, k: u32, v: u32 }
 }
 crate::params! {
-    struct Scales { tensors: u32 }
-}
-crate::params! {
-    struct Halves { batch: u32, seq: u32, heads: u32, padded: u32, which: u32 }
+    struct Halves { batch: u32, seq: u32, heads: u32, kv_heads: u32, padded: u32, first: u32 }
 }
 
 const FORWARD_TEXT: &str = concat!(
@@ -40,7 +37,6 @@ const FORWARD: Kernel = Kernel { name: "attention_coop.forward", text: FORWARD_T
 const BY_QUERY: Kernel = Kernel { name: "attention_coop.by_query", text: BACKWARD_TEXT, entry: "by_query" };
 const BY_KEY: Kernel = Kernel { name: "attention_coop.by_key", text: BACKWARD_TEXT, entry: "by_key" };
 const TOPS: Kernel = Kernel { name: "attention_halves.tops", text: HALVES_TEXT, entry: "tops" };
-const SCALES: Kernel = Kernel { name: "attention_halves.scales", text: HALVES_TEXT, entry: "scales_of" };
 const HALVES: Kernel = Kernel { name: "attention_halves.halves", text: HALVES_TEXT, entry: "halves" };
 const STATISTICS: Kernel =
     Kernel { name: "attention_halves.statistics", text: HALVES_TEXT, entry: "statistics" };
@@ -51,6 +47,10 @@ const PADDED: usize = 128;
 const SUBGROUPS: u32 = 4;
 /// Workgroups that look for the largest magnitude of a tensor.
 const PARTS: usize = 256;
+/// Quads that a thread makes halves of.
+const EACH: usize = 4;
+/// Number of `d_out` among q, k, v, `d_out`.
+const D_OUT: u32 = 3;
 
 /// Whether the kernels can compute heads of `head_dim` elements of such operands here.
 pub(super) fn can_run(caps: &Caps, dtype: DType, head_dim: usize) -> bool {
@@ -60,77 +60,81 @@ pub(super) fn can_run(caps: &Caps, dtype: DType, head_dim: usize) -> bool {
         && (16..=128).contains(&head_dim)
 }
 
-/// Bytes of the largest of its operands as halves.
+/// Bytes of q, k and v as halves, side by side.
 pub(super) fn padded_bytes(shape: Shape) -> u64 {
     let rows = shape.batch * shape.seq.next_multiple_of(PADDED);
-    (rows * shape.heads.max(shape.kv_heads) * shape.head_dim * DType::F16.size()) as u64
+    (rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim * DType::F16.size()) as u64
 }
 
-/// [`super::attention::forward`].
+/// q, k and v as halves, head by head, and `1/s` of each and of `d_out` for the power of two `s` that takes it into the range of
+/// halves; that of `d_out` when backward has seen it.
+#[derive(Clone, Debug)]
+pub(super) struct Operands {
+    halves: [Tensor; 3],
+    scales: Tensor,
+}
+
+impl Operands {
+    /// Of q, k and v.
+    pub fn new(gpu: &Gpu, [q, k, v]: [&Tensor; 3], shape: Shape) -> Result<Operands> {
+        let call = Call { shape, documents: None };
+        let scales = Tensor::flat(gpu, "attention scales", 4, DType::F32)?;
+        let halves = call.halves(gpu, &[q, k, v], 0, &scales)?;
+        Ok(Operands { halves: halves.try_into().expect("three tensors"), scales })
+    }
+}
+
+/// [`super::attention::forward`]: `out` in bf16, and lse.
 pub(super) fn forward(
     gpu: &Gpu,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    operands: &Operands,
     shape: Shape,
     docs: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    let call = Call::new(gpu, shape, docs);
-    let scales = call.scales(gpu, [q, k, v], None)?;
-    let half = |which: usize| call.halves(gpu, [q, k, v][which], which, &scales);
-    let (qh, kh, vh) = (half(0)?, half(1)?, half(2)?);
-    let out = Tensor::empty(gpu, "attention out", q.shape(), q.dtype())?;
-    let lse = Tensor::flat(gpu, "attention lse", q.rows() * shape.heads, DType::F32)?;
-    let docs = call.docs(q);
-    let bindings = [qh.read(), kh.read(), vh.read(), docs, scales.read(), out.write(), lse.write()];
+    let call = Call { shape, documents: docs };
+    let [q, k, v] = &operands.halves;
+    let rows = shape.batch * shape.seq;
+    let out = Tensor::empty(gpu, "attention out", &[rows, shape.heads * shape.head_dim], DType::BF16)?;
+    let lse = Tensor::flat(gpu, "attention lse", rows * shape.heads, DType::F32)?;
+    let bindings =
+        [q.read(), k.read(), v.read(), call.docs(q), operands.scales.read(), out.write(), lse.write()];
     call.dispatch(gpu, &FORWARD, &bindings, shape.heads)?;
     Ok((out, lse))
 }
 
-/// [`super::attention::backward`].
+/// [`super::attention::backward`] into `d_q`, `d_k`, `d_v`.
 pub(super) fn backward(
     gpu: &Gpu,
     d_out: &Tensor,
-    [q, k, v]: [&Tensor; 3],
-    out: &Tensor,
-    lse: &Tensor,
+    operands: &Operands,
+    (out, lse): (&Tensor, &Tensor),
+    [d_q, d_k, d_v]: [&Tensor; 3],
     shape: Shape,
     docs: Option<&Tensor>,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    let call = Call::new(gpu, shape, docs);
-    let scales = call.scales(gpu, [q, k, v], Some(d_out))?;
-    let half = |which: usize| call.halves(gpu, [q, k, v, d_out][which], which, &scales);
-    let (halves, d_half) = ([half(0)?, half(1)?, half(2)?], half(3)?);
+) -> Result<()> {
+    let call = Call { shape, documents: docs };
+    let Operands { halves, scales } = operands;
+    let d_half = call.halves(gpu, &[d_out], D_OUT, scales)?.remove(0);
     let pairs = shape.batch * call.padded() * shape.heads;
     let stats = Tensor::flat(gpu, "attention row statistics", 2 * pairs + 4, DType::F32)?;
     let bindings = [d_out.read(), scales.read(), out.read(), lse.read(), stats.write()];
-    let params = call.halves_params(shape.heads, 0);
+    let params = call.halves_params(D_OUT);
     gpu.dispatch(&STATISTICS, &call.halves_variant(), &params, &bindings, pairs.div_ceil(256) as u32)?;
-    let d_q = Tensor::empty(gpu, "attention d_q", q.shape(), q.dtype())?;
-    let d_k = Tensor::empty(gpu, "attention d_k", k.shape(), q.dtype())?;
-    let d_v = Tensor::empty(gpu, "attention d_v", v.shape(), q.dtype())?;
     let mut bindings: Vec<Binding> = halves.iter().map(Tensor::read).collect();
-    bindings.extend([call.docs(q), d_half.read(), stats.read(), d_q.write()]);
+    bindings.extend([call.docs(&d_half), d_half.read(), stats.read(), d_q.write()]);
     call.dispatch(gpu, &BY_QUERY, &bindings, shape.heads)?;
     bindings.pop();
     bindings.extend([d_k.write(), d_v.write()]);
-    call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)?;
-    Ok((d_q, d_k, d_v))
+    call.dispatch(gpu, &BY_KEY, &bindings, shape.kv_heads)
 }
 
 /// What the kernels of one call have in common.
 struct Call<'a> {
     shape: Shape,
-    /// The matrix units, and the lanes of a subgroup.
-    units: (MatrixUnits, u32),
     documents: Option<&'a Tensor>,
 }
 
 impl<'a> Call<'a> {
-    fn new(gpu: &Gpu, shape: Shape, documents: Option<&'a Tensor>) -> Call<'a> {
-        Call { shape, units: units(&gpu.caps()), documents }
-    }
-
     /// Positions of a sequence with the zeros after it.
     fn padded(&self) -> usize {
         self.shape.seq.next_multiple_of(PADDED)
@@ -145,47 +149,49 @@ impl<'a> Call<'a> {
         halves_variant(self.shape.head_dim)
     }
 
-    /// `1/s` of q, k, v and `d_out` for the power of two `s` that takes each into the range of halves.
-    fn scales(&self, gpu: &Gpu, [q, k, v]: [&Tensor; 3], d_out: Option<&Tensor>) -> Result<Tensor> {
-        let count = if d_out.is_some() { 4 } else { 3 };
-        let parts = Tensor::flat(gpu, "attention largest magnitudes", count * PARTS, DType::U32)?;
-        let quads = |t: &Tensor| (t.rows() * t.quads()) as u32;
-        let params = Tops { q: quads(q), k: quads(k), v: quads(v), d_out: d_out.map_or(0, quads) };
-        let bindings = [q.read(), k.read(), v.read(), d_out.unwrap_or(q).read(), parts.write()];
-        gpu.dispatch(&TOPS, &self.halves_variant(), &params, &bindings, (count * PARTS) as u32)?;
-        let scales = Tensor::flat(gpu, "attention scales", 4, DType::F32)?;
-        let bindings = [parts.read(), scales.write()];
-        gpu.dispatch(&SCALES, &self.halves_variant(), &Scales { tensors: count as u32 }, &bindings, 1)?;
-        Ok(scales)
-    }
-
-    fn halves_params(&self, heads: usize, which: usize) -> Halves {
+    fn halves_params(&self, first: u32) -> Halves {
         Halves {
             batch: self.shape.batch as u32,
             seq: self.shape.seq as u32,
-            heads: heads as u32,
+            heads: self.shape.heads as u32,
+            kv_heads: self.shape.kv_heads as u32,
             padded: self.padded() as u32,
-            which: which as u32,
+            first,
         }
     }
 
-    /// Operand number `which` as halves.
-    fn halves(&self, gpu: &Gpu, x: &Tensor, which: usize, scales: &Tensor) -> Result<Tensor> {
+    /// The `tensors`, which are q, k and v or `d_out` (`first` says which), as halves; theirs of `scales` are written.
+    fn halves(&self, gpu: &Gpu, tensors: &[&Tensor], first: u32, scales: &Tensor) -> Result<Vec<Tensor>> {
+        let operand = |i: usize| *tensors.get(i).unwrap_or(&tensors[0]);
+        let quads = |i: usize| tensors.get(i).map_or(0, |t| (t.rows() * t.quads()) as u32);
+        let tops = Tensor::flat(gpu, "attention largest magnitudes", tensors.len() * PARTS, DType::U32)?;
+        let params = Tops { q: quads(0), k: quads(1), v: quads(2) };
+        let three = [operand(0).read(), operand(1).read(), operand(2).read()];
+        let mut bindings = three.to_vec();
+        bindings.push(tops.write());
+        let groups = (tensors.len() * PARTS) as u32;
+        gpu.dispatch(&TOPS, &self.halves_variant(), &params, &bindings, groups)?;
         let rows = self.shape.batch * self.padded();
-        let codes = Tensor::empty(gpu, "attention halves", &[rows, x.cols()], DType::F16)?;
-        let params = self.halves_params(x.cols() / self.shape.head_dim, which);
-        let groups = (rows * x.quads()).div_ceil(256);
-        let bindings = [x.read(), scales.read(), codes.write()];
-        gpu.dispatch(&HALVES, &self.halves_variant(), &params, &bindings, groups as u32)?;
-        Ok(codes)
+        let quads: Vec<usize> = tensors.iter().map(|t| rows * t.quads()).collect();
+        let all = Tensor::empty(gpu, "attention halves", &[quads.iter().sum(), 4], DType::F16)?;
+        bindings = three.to_vec();
+        bindings.extend([tops.read(), all.write(), scales.write()]);
+        let groups = quads.iter().map(|n| n.div_ceil(256 * EACH)).sum::<usize>() as u32;
+        gpu.dispatch(&HALVES, &self.halves_variant(), &self.halves_params(first), &bindings, groups)?;
+        let mut from = 0;
+        let part = |n: &usize| {
+            from += n;
+            all.slice_rows(from - n, from)
+        };
+        Ok(quads.iter().map(part).collect())
     }
 
     /// Launches a workgroup for each [`Tile::span`] positions of each of `heads` heads of every sequence.
     fn dispatch(&self, gpu: &Gpu, kernel: &Kernel, bindings: &[Binding], heads: usize) -> Result<()> {
         let s = self.shape;
-        let params = s.params(self.padded());
-        let variant = variant(kernel, s.head_dim, self.documents.is_some(), self.units);
-        let span = tile(kernel, s.head_dim).span(self.units.0);
+        let (params, units) = (s.params(self.padded()), units(&gpu.caps()));
+        let variant = variant(kernel, s.head_dim, self.documents.is_some(), units);
+        let span = tile(kernel, s.head_dim).span(units.0);
         let groups = s.seq.div_ceil(span) * s.batch * heads;
         #[cfg(test)]
         let kernel = &emulated::kernel(*kernel);
@@ -211,7 +217,10 @@ fn fall(head_dim: usize) -> u32 {
 }
 
 fn halves_variant(head_dim: usize) -> Variant {
-    Variant::new().constant("HQ", head_dim as u32 / 4).constant("FALL", fall(head_dim))
+    Variant::new()
+        .constant("HQ", head_dim as u32 / 4)
+        .constant("FALL", fall(head_dim))
+        .constant("EACH", EACH as u32)
 }
 
 /// How the work is cut, as measured for heads of 16 and 128 elements with fragments of 16x16 (docs/numbers.md). Those of 8x8 take
@@ -274,7 +283,7 @@ fn variant(kernel: &Kernel, head_dim: usize, docs: bool, (units, lanes): (Matrix
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
     for head_dim in [16, 48, 80, 128] {
-        all.extend([TOPS, SCALES, HALVES, STATISTICS].map(|kernel| (kernel, halves_variant(head_dim))));
+        all.extend([TOPS, HALVES, STATISTICS].map(|kernel| (kernel, halves_variant(head_dim))));
         for kernel in [FORWARD, BY_QUERY, BY_KEY] {
             for (docs, lanes) in [(false, 32), (true, 32), (false, 64)] {
                 all.push((kernel, variant(&kernel, head_dim, docs, (MatrixUnits::Coop16, lanes))));
@@ -288,3 +297,67 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
 }
 
 mod emulated;
+
+#[cfg(test)]
+mod tests {
+    use super::{Call, D_OUT, Operands, PADDED};
+    use crate::gpu::{DeviceChoice, Gpu};
+    use crate::num::rng::Stream;
+    use crate::num::{DType, bf16};
+    use crate::ops::attention::Shape;
+    use crate::tensor::Tensor;
+    use half::f16;
+
+    /// `r` and the halves of a tensor (rows of `heads` heads), as the shader's head says, from its values.
+    fn expected(shape: Shape, heads: usize, values: &[f32]) -> (f32, Vec<f16>) {
+        let top = values.iter().filter(|v| v.is_finite()).fold(0f32, |a, v| a.max(v.abs()));
+        let exponent = if top == 0.0 { -95 } else { top.log2().floor() as i32 };
+        let past = i32::from(top > 1.75 * 2f32.powi(exponent));
+        let r = 2f32.powi((exponent + past).max(-95) - 15);
+        let (d, padded) = (shape.head_dim, shape.seq.next_multiple_of(PADDED));
+        let mut halves = vec![f16::ZERO; shape.batch * heads * padded * d];
+        for (i, v) in values.iter().enumerate() {
+            let (row, head, c) = (i / (heads * d), i / d % heads, i % d);
+            let at = ((row / shape.seq * heads + head) * padded + row % shape.seq) * d + c;
+            halves[at] = f16::from_f32(v / r);
+        }
+        (r, halves)
+    }
+
+    /// Ragged cases: one position, one past a tile, key heads fewer than heads, chunks of a workgroup that end in the middle of a
+    /// tensor, zeros, values of very different sizes.
+    #[test]
+    fn operands_become_halves_head_by_head() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        for (batch, seq, heads, kv_heads, head_dim, power) in
+            [(1, 1, 1, 1, 16, 0), (2, 129, 3, 1, 48, 20), (3, 7, 2, 2, 16, -30), (1, 259, 4, 2, 112, 0)]
+        {
+            let shape = Shape { batch, seq, heads, kv_heads, head_dim, block: None };
+            let draw = |name: &str, heads: usize, power: i32| -> Vec<f32> {
+                let stream = Stream::new(seq as u64, name);
+                let n = batch * seq * heads * head_dim;
+                (0..n as u64).map(|i| bf16::round(stream.normal(i) * 2f32.powi(power))).collect()
+            };
+            let zeros = vec![0.0; batch * seq * kv_heads * head_dim];
+            let values = [draw("q", heads, power), draw("k", kv_heads, -power), zeros, draw("d", heads, 3)];
+            let each = [heads, kv_heads, kv_heads, heads];
+            let tensors = [0, 1, 2, 3].map(|i| {
+                let shape = [batch * seq, each[i] * head_dim];
+                Tensor::from_f32(&gpu, "operand", &shape, DType::BF16, &values[i]).unwrap()
+            });
+            let [q, k, v, d_out] = tensors.each_ref();
+            let operands = Operands::new(&gpu, [q, k, v], shape).unwrap();
+            let call = Call { shape, documents: None };
+            let d_half = call.halves(&gpu, &[d_out], D_OUT, &operands.scales).unwrap();
+            let scales = operands.scales.to_f32(&gpu).unwrap();
+            for (i, halves) in operands.halves.iter().chain(&d_half).enumerate() {
+                let (r, want) = expected(shape, each[i], &values[i]);
+                let (buffer, at) = halves.memory();
+                let got = gpu.download(buffer, at, halves.bytes()).unwrap();
+                let got: Vec<f16> = got.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+                assert_eq!(scales[i], r, "1/s of tensor {i} of {shape:?}");
+                assert!(got == want, "tensor {i} of {shape:?}");
+            }
+        }
+    }
+}

@@ -192,8 +192,10 @@ mod tests {
             let (a, w) = (make(&[300, 64], DType::E4M3), make(&[200, 64], DType::E4M3));
             gemm::nt(&gpu, &a, &w, DType::BF16, GemmOptions::default()).expect("a product");
             let (q, k) = (make(&[64, 96], DType::BF16), make(&[64, 48], DType::BF16));
-            let (out, lse) = attention_coop::forward(&gpu, &q, &k, &k, shape, None).expect("attention");
-            attention_coop::backward(&gpu, &out, [&q, &k, &k], &out, &lse, shape, None).expect("gradients");
+            let operands = attention_coop::Operands::new(&gpu, [&q, &k, &k], shape).expect("halves");
+            let (out, lse) = attention_coop::forward(&gpu, &operands, shape, None).expect("attention");
+            attention_coop::backward(&gpu, &out, &operands, (&out, &lse), [&q, &k, &k], shape, None)
+                .expect("gradients");
             // By rule only where it has run.
             let call = Attention { pass: Pass::Forward, dtype: DType::BF16, shape };
             let rule = if units == MatrixUnits::Coop16 { GemmKernel::Coop } else { GemmKernel::Scalar };
@@ -242,7 +244,7 @@ mod tests {
             attention::backward(gpu, &out, &q, &k, &v, &out, &lse, shape, None).expect("some kernel fits");
             gpu.launches()
         };
-        let padded = 2 * 256 * 4 * 64 * 2;
+        let padded = 2 * 256 * (4 + 2 + 2) * 64 * 2;
         assert_eq!(run(&planner(padded))["attention_coop.forward"], 1);
         let small = run(&planner(padded - 1));
         assert_eq!((small["attention.forward"], small["attention.by_key"]), (1, 1), "{small:?}");

@@ -56,7 +56,62 @@ fn angle(t: usize, pair: usize, head_dim: usize, theta: f32) -> f32 {
 /// The result is over the adapter's limits, or what the device reported.
 #[track_caller]
 pub fn forward(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize) -> Result<Tensor> {
-    rotate(gpu, x, table, seq, head_dim, false)
+    let y = Tensor::empty(gpu, "rope y", x.shape(), x.dtype())?;
+    rotate(gpu, x, &y, table, seq, head_dim, false)?;
+    Ok(y)
+}
+
+/// [`forward`] of queries and keys, in one launch where both are one stack; then so are the results.
+pub(crate) fn forward_pair(
+    gpu: &Gpu,
+    [q, k]: [&Tensor; 2],
+    table: &Tensor,
+    seq: usize,
+    head_dim: usize,
+) -> Result<[Tensor; 2]> {
+    let y = empty_pair(gpu, [q, k])?;
+    rotate_pair(gpu, [q, k], y.each_ref(), table, seq, head_dim, false)?;
+    Ok(y)
+}
+
+/// Tensors like queries and keys: a stack where that can be.
+pub(crate) fn empty_pair(gpu: &Gpu, [q, k]: [&Tensor; 2]) -> Result<[Tensor; 2]> {
+    if q.shape() == k.shape() {
+        return Tensor::empty_stack(gpu, "rope q and k", q.shape(), q.dtype());
+    }
+    let empty = |x: &Tensor| Tensor::empty(gpu, "rope y", x.shape(), x.dtype());
+    Ok([empty(q)?, empty(k)?])
+}
+
+/// [`backward`] of queries and keys into `d_x`, in one launch where all are stacks.
+pub(crate) fn backward_pair_into(
+    gpu: &Gpu,
+    d_y: [&Tensor; 2],
+    d_x: [&Tensor; 2],
+    table: &Tensor,
+    seq: usize,
+    head_dim: usize,
+) -> Result<()> {
+    rotate_pair(gpu, d_y, d_x, table, seq, head_dim, true)
+}
+
+/// Both rotations, as one of twice the rows where that is the same.
+fn rotate_pair(
+    gpu: &Gpu,
+    x: [&Tensor; 2],
+    y: [&Tensor; 2],
+    table: &Tensor,
+    seq: usize,
+    head_dim: usize,
+    back: bool,
+) -> Result<()> {
+    if let (Some(x), Some(y)) = (Tensor::stacked(&x), Tensor::stacked(&y)) {
+        return rotate(gpu, &x, &y, table, seq, head_dim, back);
+    }
+    for (x, y) in x.into_iter().zip(y) {
+        rotate(gpu, x, y, table, seq, head_dim, back)?;
+    }
+    Ok(())
 }
 
 /// The gradient of [`forward`]'s `x` from the gradient of its result: the same turn the other way.
@@ -65,11 +120,21 @@ pub fn forward(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usiz
 /// As [`forward`].
 #[track_caller]
 pub fn backward(gpu: &Gpu, d_y: &Tensor, table: &Tensor, seq: usize, head_dim: usize) -> Result<Tensor> {
-    rotate(gpu, d_y, table, seq, head_dim, true)
+    let d_x = Tensor::empty(gpu, "rope d_x", d_y.shape(), d_y.dtype())?;
+    rotate(gpu, d_y, &d_x, table, seq, head_dim, true)?;
+    Ok(d_x)
 }
 
 #[track_caller]
-fn rotate(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize, back: bool) -> Result<Tensor> {
+fn rotate(
+    gpu: &Gpu,
+    x: &Tensor,
+    y: &Tensor,
+    table: &Tensor,
+    seq: usize,
+    head_dim: usize,
+    back: bool,
+) -> Result<()> {
     assert!(
         table.rows() >= seq && table.cols() == head_dim && head_dim.is_multiple_of(4),
         "rope: table {:?} for positions below {seq} of heads of {head_dim}",
@@ -80,7 +145,7 @@ fn rotate(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize, ba
         "rope: x {:?} is sequences of {seq} with heads of {head_dim}",
         x.shape()
     );
-    let y = Tensor::empty(gpu, "rope y", x.shape(), x.dtype())?;
+    assert_eq!((x.shape(), x.dtype()), (y.shape(), y.dtype()), "rope: x, y");
     let params = Rope {
         rows: x.rows() as u32,
         row_quads: x.quads() as u32,
@@ -90,8 +155,7 @@ fn rotate(gpu: &Gpu, x: &Tensor, table: &Tensor, seq: usize, head_dim: usize, ba
     let team = Team::of(x.quads(), MOST_HELD, gpu.caps().software);
     let variant = variant(x.dtype(), back, team, head_dim / 4);
     let bindings = [x.read(), table.read(), y.write()];
-    gpu.dispatch(&ROTATE, &variant, &params, &bindings, team.groups(x.rows()))?;
-    Ok(y)
+    gpu.dispatch(&ROTATE, &variant, &params, &bindings, team.groups(x.rows()))
 }
 
 fn variant(dtype: DType, back: bool, team: Team, head_quads: usize) -> Variant {

@@ -56,7 +56,7 @@ pub(crate) fn forward_for(
     Ok((h, Ready::default()))
 }
 
-/// `(d_gate, d_up)` of [`forward`], from the gradient of `h`.
+/// `(d_gate, d_up)` of [`forward`], from the gradient of `h`: [stacked](Tensor::stacked), if they can be.
 ///
 /// # Errors
 /// As [`forward`].
@@ -64,8 +64,7 @@ pub(crate) fn forward_for(
 pub fn backward(gpu: &Gpu, d_h: &Tensor, gate: &Tensor, up: &Tensor) -> Result<(Tensor, Tensor)> {
     same(gate, up);
     same(gate, d_h);
-    let d_gate = Tensor::empty(gpu, "swiglu d_gate", gate.shape(), gate.dtype())?;
-    let d_up = Tensor::empty(gpu, "swiglu d_up", gate.shape(), gate.dtype())?;
+    let [d_gate, d_up] = Tensor::empty_stack(gpu, "swiglu d_gate and d_up", gate.shape(), gate.dtype())?;
     let (variant, params, groups) = launch(gate, gpu.caps().software);
     let bindings = [gate.read(), up.read(), d_h.read(), d_gate.write(), d_up.write()];
     gpu.dispatch(&BACKWARD, &variant, &params, &bindings, groups)?;

@@ -2,7 +2,7 @@
 //! memory, rescaling. Minutes, so only when asked for: `cargo test --lib emulated -- --ignored`.
 #![cfg(test)]
 
-use super::{BACKWARD_TEXT, FORWARD_TEXT, backward, forward};
+use super::{BACKWARD_TEXT, FORWARD_TEXT, Operands, backward, forward};
 use crate::gpu::{DeviceChoice, Gpu, Kernel, MatrixUnits, Options};
 use crate::num::rng::Stream;
 use crate::num::{DType, bf16};
@@ -198,8 +198,10 @@ fn run(gpu: &Gpu, shape: Shape, documents: bool, growing: bool) {
     };
     let [q, k, v, d_out] = all.each_ref().map(|v| rows(v));
     let on_device = docs.as_ref().map(|d| Tensor::from_u32(gpu, "documents", d).unwrap());
-    let (out, lse) = forward(gpu, &q, &k, &v, shape, on_device.as_ref()).unwrap();
-    let (d_q, d_k, d_v) = backward(gpu, &d_out, [&q, &k, &v], &out, &lse, shape, on_device.as_ref()).unwrap();
+    let operands = Operands::new(gpu, [&q, &k, &v], shape).unwrap();
+    let (out, lse) = forward(gpu, &operands, shape, on_device.as_ref()).unwrap();
+    let [d_q, d_k, d_v] = [&q, &k, &v].map(|x| Tensor::empty(gpu, "gradient", x.shape(), x.dtype()).unwrap());
+    backward(gpu, &d_out, &operands, (&out, &lse), [&d_q, &d_k, &d_v], shape, on_device.as_ref()).unwrap();
 
     let of = reference::Shape { batch, seq, heads, kv_heads, head_dim };
     let mask = reference::Mask { block, documents: docs.as_deref() };
