@@ -1,4 +1,4 @@
-// AdamW with decoupled weight decay over a whole segment; one thread a quad, everything f32.
+// AdamW with decoupled weight decay over a whole segment; one thread a quad, everything f32 but a gradient that may be bf16.
 //   p *= 1 - lr wd;  g = coefficient * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   p -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 // The host passes 1 - lr wd, lr / (1 - b1^t) and 1 / (1 - b2^t), computed in f64.
@@ -16,7 +16,7 @@ struct AdamW {
 }
 
 @group(0) @binding(0) var<uniform> p: AdamW;
-@group(0) @binding(1) var<storage, read> grad: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> grad: array<G>;
 @group(0) @binding(2) var<storage, read> coefficient: array<f32>;
 @group(0) @binding(3) var<storage, read_write> param: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> first: array<vec4<f32>>;
@@ -28,7 +28,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
   if at >= p.quads {
     return;
   }
-  let g = grad[at] * coefficient[0];
+  let g = g_get(grad[at]) * coefficient[0];
   let m = p.beta1 * first[at] + p.rest1 * g;
   let v = p.beta2 * second[at] + p.rest2 * (g * g);
   first[at] = m;

@@ -14,12 +14,12 @@ struct Sum {
 }
 
 @group(0) @binding(0) var<uniform> p: Sum;
-@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> x: array<X>;
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 
 // Quad `q`, squared if SQUARE; zero past the end.
 fn term(q: u32) -> vec4<f32> {
-  let v = x[min(q, max(div_up(p.count, 4u), 1u) - 1u)];
+  let v = x_get(x[min(q, max(div_up(p.count, 4u), 1u) - 1u)]);
   let at = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u);
   let kept = select(vec4<f32>(0.0), v, at < vec4<u32>(p.count));
   if SQUARE == 1u {

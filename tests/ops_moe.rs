@@ -253,6 +253,26 @@ fn sum_of_squares_is_accurate_and_independent_of_place() {
     close("sum over parts", &got, &[want], 0.0, 5e-7);
 }
 
+/// The sum over bf16 is that over the same values in f32, bit for bit: of one quad, of rows that end inside one, of a whole run of
+/// loads and one more, and with strides.
+#[test]
+fn squares_of_bf16_sum_as_those_of_f32() {
+    for shape in
+        [[1, 1], [1, 4], [3, 5], [7, 13], [16, 4], [17, 4], [1021, 4], [4095, 4], [4096, 4], [5003, 7]]
+    {
+        let values: Vec<f32> = rounded(BF16, &noise(6, shape[0] * shape[1]));
+        let got = both("bf16 sum", |g| {
+            let sums = [BF16, F32].map(|dtype| {
+                let x = Tensor::from_f32(g, "x", &shape, dtype, &values).unwrap();
+                clip::sum_squares(g, &[&x, &x]).unwrap().to_f32(g).unwrap()[0]
+            });
+            assert!(sums[0].to_bits() == sums[1].to_bits(), "{shape:?}: {sums:?}");
+            vec![sums[0]]
+        });
+        close(&format!("squares {shape:?}"), &got, &[2.0 * reference::clip::sum_squares(&values)], 0.0, 5e-7);
+    }
+}
+
 #[test]
 fn clip_factor_is_at_most_one() {
     for (square, max_norm) in [(16f32, 1f32), (0.25, 1.0), (1.0, 1.0), (0.0, 1.0), (f32::NAN, 1.0)] {
@@ -273,13 +293,21 @@ fn clip_factor_is_at_most_one() {
 #[test]
 fn adamw_follows_the_formula() {
     each_path(|| {
-        for (n, steps, factor) in [(4usize, 3u32, 1f32), (1028, 5, 0.37), (65_540, 2, 1.0)] {
+        for (n, dtype, steps, factor) in [
+            (4usize, F32, 3u32, 1f32),
+            (1028, F32, 5, 0.37),
+            (65_540, F32, 2, 1.0),
+            (4, BF16, 3, 1.0),
+            (1028, BF16, 5, 0.37),
+            (65_540, BF16, 2, 1.0),
+        ] {
             let cfg =
                 |step| adamw::Step { lr: 4e-3, beta1: 0.9, beta2: 0.95, eps: 1e-15, weight_decay: 0.1, step };
             // A quarter of the gradients are zero, some are tiny.
             let grad = |step: u32| -> Vec<f32> {
                 let g = noise(10 + u64::from(step), n);
-                g.iter().enumerate().map(|(i, v)| [0.0, *v, v * 1e-4, v * 1e-9][i % 4]).collect()
+                let values = g.iter().enumerate().map(|(i, v)| [0.0, *v, v * 1e-4, v * 1e-9][i % 4]);
+                values.map(|v| round(dtype, v)).collect()
             };
             let start = noise(9, n);
             let [mut p, mut m, mut v] = [wide(&start), vec![0.0; n], vec![0.0; n]];
@@ -297,7 +325,7 @@ fn adamw_follows_the_formula() {
                     [&start, &zeros, &zeros].map(|x| Tensor::from_flat_f32(g, "state", x).unwrap());
                 let factor = Tensor::from_flat_f32(g, "factor", &[factor]).unwrap();
                 for step in 1..=steps {
-                    let grad = Tensor::from_flat_f32(g, "grad", &grad(step)).unwrap();
+                    let grad = Tensor::from_f32(g, "grad", &[n / 4, 4], dtype, &grad(step)).unwrap();
                     adamw::step(g, &p, &grad, &m, &v, &factor, &cfg(step)).unwrap();
                 }
                 [p, m, v].iter().flat_map(|t| t.to_f32(g).unwrap()).collect()

@@ -85,13 +85,18 @@ fn resharding_changes_bytes_and_nothing_else() {
 }
 
 /// A table of whole parameters of these shapes in one block, and the FSDP group of it.
-fn group(gpu: &Gpu, comm: Arc<dyn Communicator>, shapes: &[&[usize]], param_dtype: DType) -> Fsdp {
+fn group(
+    gpu: &Gpu,
+    comm: Arc<dyn Communicator>,
+    shapes: &[&[usize]],
+    (param_dtype, accumulates): (DType, bool),
+) -> Fsdp {
     let mut table = Table::default();
     for (i, shape) in shapes.iter().enumerate() {
         table.add(Spec { name: format!("p{i}"), shape: shape.to_vec(), block: 0, init: Init::Ones });
     }
     let wrapped = vec![false; shapes.len()];
-    let policy = Policy { param_dtype, reduce_dtype: DType::F32, reshard: true, wrapped };
+    let policy = Policy { param_dtype, reduce_dtype: DType::F32, reshard: true, accumulates, wrapped };
     Fsdp::new(gpu, comm, table, policy).expect("parameters")
 }
 
@@ -101,46 +106,78 @@ fn group(gpu: &Gpu, comm: Arc<dyn Communicator>, shapes: &[&[usize]], param_dtyp
 fn gradients_are_written_where_they_are_kept() {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let shapes: [&[usize]; 6] = [&[3, 8, 16], &[3, 8, 16], &[3, 8, 16], &[5, 7], &[5, 7], &[16]];
-    let fsdp = group(&gpu, Arc::new(Solo::new()), &shapes, DType::F32);
-    let home = |fsdp: &Fsdp, ids: &[usize]| {
-        let ids: Vec<ParamId> = ids.iter().map(|i| ParamId(*i)).collect();
-        fsdp.gradient_home(&ids).expect("a home or none")
-    };
-    fsdp.start(false);
-    for (what, ids) in [("order", &[1, 0][..]), ("gap", &[3, 4]), ("shapes", &[2, 3]), ("gap", &[0, 2])] {
-        assert!(home(&fsdp, ids).is_none(), "{what}");
+    for dtype in [DType::F32, DType::BF16] {
+        let fsdp = group(&gpu, Arc::new(Solo::new()), &shapes, (dtype, false));
+        assert_eq!(fsdp.grads.dtype(), dtype);
+        let home = |fsdp: &Fsdp, ids: &[usize]| {
+            let ids: Vec<ParamId> = ids.iter().map(|i| ParamId(*i)).collect();
+            fsdp.gradient_home(&ids).expect("a home or none")
+        };
+        fsdp.start(false);
+        for (what, ids) in [("order", &[1, 0][..]), ("gap", &[3, 4]), ("shapes", &[2, 3]), ("gap", &[0, 2])] {
+            assert!(home(&fsdp, ids).is_none(), "{what}");
+        }
+        let (values, single) = ((0..6 * 192).map(|i| (i % 251) as f32).collect::<Vec<_>>(), [2.5; 35]);
+        let several = home(&fsdp, &[0, 1, 2]).expect("a home for three");
+        assert_eq!(several.shape(), [3, 3, 8, 16]);
+        several.write_f32(&gpu, &values).unwrap();
+        let one = home(&fsdp, &[4]).expect("a home for one");
+        assert_eq!(one.shape(), [5, 7]);
+        one.write_f32(&gpu, &single).unwrap();
+        let launches = gpu.counters().dispatches;
+        for i in 0..3 {
+            fsdp.gradient(ParamId(i), several.slice_rows(24 * i, 24 * (i + 1))).unwrap();
+        }
+        fsdp.gradient(ParamId(4), one).unwrap();
+        for (id, shape) in [(3, &[5, 7][..]), (5, &[16])] {
+            let elsewhere = vec![1.5; shape.iter().product()];
+            let elsewhere = Tensor::from_f32(&gpu, "elsewhere", shape, dtype, &elsewhere).unwrap();
+            fsdp.gradient(ParamId(id), elsewhere).unwrap();
+        }
+        assert_eq!(gpu.counters().dispatches - launches, 2, "only what lies elsewhere is copied");
+        let kept = |id| fsdp.fetch(&fsdp.grads, ParamId(id)).unwrap();
+        for i in 0..3 {
+            assert_eq!(kept(i), values[384 * i..384 * (i + 1)], "gradient {i}");
+        }
+        assert!(kept(4) == single && kept(3) == [1.5; 35] && kept(5) == [1.5; 16]);
     }
-    let (values, single) = ((0..6 * 192).map(|i| i as f32).collect::<Vec<_>>(), [2.5; 35]);
-    let several = home(&fsdp, &[0, 1, 2]).expect("a home for three");
-    assert_eq!(several.shape(), [3, 3, 8, 16]);
-    several.write_f32(&gpu, &values).unwrap();
-    let one = home(&fsdp, &[4]).expect("a home for one");
-    assert_eq!(one.shape(), [5, 7]);
-    one.write_f32(&gpu, &single).unwrap();
-    let launches = gpu.counters().dispatches;
-    for i in 0..3 {
-        fsdp.gradient(ParamId(i), several.slice_rows(24 * i, 24 * (i + 1))).unwrap();
-    }
-    fsdp.gradient(ParamId(4), one).unwrap();
-    for (id, shape) in [(3, &[5, 7][..]), (5, &[16])] {
-        let elsewhere = vec![1.5; shape.iter().product()];
-        let elsewhere = Tensor::from_f32(&gpu, "elsewhere", shape, DType::F32, &elsewhere).unwrap();
-        fsdp.gradient(ParamId(id), elsewhere).unwrap();
-    }
-    assert_eq!(gpu.counters().dispatches - launches, 2, "only what lies elsewhere is copied");
-    let kept = |id| fsdp.fetch(&fsdp.grads, ParamId(id)).unwrap();
-    for i in 0..3 {
-        assert_eq!(kept(i), values[384 * i..384 * (i + 1)], "gradient {i}");
-    }
-    assert!(kept(4) == single && kept(3) == [1.5; 35] && kept(5) == [1.5; 16]);
+}
 
-    fsdp.start(true);
-    assert!(home(&fsdp, &[0]).is_none(), "a pass that is added");
-    let homes = run_threads(2, |comm| {
-        let fsdp = group(&Gpu::open(&DeviceChoice::from_env())?, Arc::from(comm), &shapes, DType::F32);
-        Ok(home(&fsdp, &[0]).is_some())
-    });
-    assert_eq!(homes.expect("two ranks"), [false; 2], "shards of two ranks");
+/// Gradients are f32 where they are added up or reduced, and as computed where one rank's one pass is all; only what needs no cast
+/// and no sum has a home.
+#[test]
+fn gradients_that_add_up_are_f32() {
+    use DType::{BF16, F32};
+    let cases = [
+        // ranks, compute dtype, accumulates -> dtype; a home in the first pass, in a pass that is added
+        ((1, F32, false), F32, [true, false]),
+        ((1, F32, true), F32, [true, false]),
+        ((1, BF16, false), BF16, [true, false]),
+        ((1, BF16, true), F32, [false, false]),
+        ((2, F32, false), F32, [false, false]),
+        ((2, BF16, false), F32, [false, false]),
+    ];
+    for ((ranks, compute, accumulates), dtype, homes) in cases {
+        let found = run_threads(ranks, |comm| {
+            let gpu = Gpu::open(&DeviceChoice::from_env())?;
+            let fsdp = group(&gpu, Arc::from(comm), &[&[5, 7]], (compute, accumulates));
+            let has_home = |added: bool| -> moe8::Result<bool> {
+                fsdp.start(added);
+                Ok(fsdp.gradient_home(&[ParamId(0)])?.is_some())
+            };
+            Ok((fsdp.grads.dtype(), [has_home(false)?, accumulates && has_home(true)?]))
+        });
+        let found = found.expect("a group");
+        assert_eq!(found, vec![(dtype, homes); ranks], "{ranks} ranks, {compute}, accumulates {accumulates}");
+    }
+}
+
+/// Sums are never rounded to bf16 in silence.
+#[test]
+#[should_panic(expected = "the policy says one pass a step")]
+fn a_pass_too_many_is_refused() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    group(&gpu, Arc::new(Solo::new()), &[&[5, 7]], (DType::BF16, false)).start(true);
 }
 
 /// The contract of the all-gather hooks: step 0 makes a parameter, later gathers must land in its memory, and kind and dtype

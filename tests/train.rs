@@ -8,7 +8,8 @@ use moe8::config::ModelArgs;
 use moe8::gpu::{DeviceChoice, Gpu, Options, QuantizeKernel};
 use moe8::nn::{Converters, Seed};
 use moe8::num::DType;
-use moe8::train::trainer::{StepStats, Trainer};
+use moe8::params::ParamId;
+use moe8::train::trainer::{Recipe, StepStats, Trainer};
 use std::sync::Arc;
 
 /// Room for the largest tensor of the tiny model, but not for all parameters at once.
@@ -161,6 +162,34 @@ fn fused_quantization_changes_no_bit() {
     same_bits(&with, &without);
 }
 
+/// Gradients kept as they are computed, and in f32 as where several passes add up: the same bits, and a launch less per parameter.
+#[test]
+fn gradients_in_the_compute_dtype_change_no_bit() {
+    const STEPS: usize = 4;
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    for converters in [Converters::none(), tiny::rowwise()] {
+        // Two passes a step are announced, and one is made.
+        let [narrow, wide] = [1, 2].map(|accumulation| {
+            let recipe = Recipe { accumulation, ..tiny::recipe(DType::BF16, STEPS) };
+            let mut trainer = tiny::trainer(&gpu, solo(), &converters, recipe);
+            let before = gpu.counters().dispatches;
+            let stats = run(&mut trainer, STEPS);
+            let launches = gpu.counters().dispatches - before;
+            let mut values = trainer.batch_gradients(&tiny::batch(9, 2, 0, 1)).expect("gradients");
+            let params: Vec<ParamId> = trainer.fsdp.table().iter().map(|(id, _)| id).collect();
+            values.extend(params.iter().map(|id| trainer.weights(*id).expect("weights")));
+            let bits: Vec<u32> = values.into_iter().flatten().map(f32::to_bits).collect();
+            ((trainer.fsdp.grads.dtype(), launches), stats, bits, params.len())
+        });
+        let ((dtype, launches), stats, bits, params) = narrow;
+        assert_eq!((dtype, wide.0.0), (DType::BF16, DType::F32));
+        assert_eq!(launches + (STEPS * params) as u64, wide.0.1, "a cast of each gradient in each step");
+        same_bits(&stats, &wide.1);
+        assert!(bits == wide.2, "bits of gradients and weights");
+        assert!(stats[STEPS - 1].loss < stats[0].loss, "it learns: {stats:?}");
+    }
+}
+
 /// A filter that lets `output` through quantizes the head too: the loss moves, a little, and the model still learns.
 #[test]
 fn the_head_computes_in_fp8_where_the_filter_lets_it() {
@@ -188,7 +217,7 @@ fn the_head_computes_in_fp8_where_the_filter_lets_it() {
 fn accumulation_equals_one_large_batch() {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let mut whole = tiny::trainer(&gpu, solo(), &Converters::none(), tiny::recipe(DType::F32, 3));
-    let recipe = moe8::train::trainer::Recipe { accumulation: 2, ..tiny::recipe(DType::F32, 3) };
+    let recipe = Recipe { accumulation: 2, ..tiny::recipe(DType::F32, 3) };
     let mut parts = tiny::trainer(&gpu, solo(), &Converters::none(), recipe);
     for step in 0..3 {
         let a = whole.step(&[tiny::batch(step, 4, 0, 1)]).and_then(|p| whole.read(p)).expect("a step");

@@ -26,6 +26,9 @@ crate::params! {
 
 const MAIN: Kernel = Kernel { name: "adamw", text: include_str!("../../shaders/adamw.wgsl"), entry: "main" };
 
+/// What a gradient may be.
+const GRADIENTS: [DType; 2] = [DType::F32, DType::BF16];
+
 /// The hyper-parameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
@@ -45,8 +48,8 @@ pub struct Step {
 
 /// Updates `param`, `m` and `v` in place from `coefficient[0] * grad`.
 ///
-/// The four are f32 of one length in whole quads (a flat segment or a tensor of quads), `coefficient` is flat `[1]`:
-/// the clip factor. They must lie in different buffers.
+/// The four are f32, the gradient f32 or bf16, of one length in whole quads (a flat segment or a tensor of quads),
+/// `coefficient` is flat `[1]`: the clip factor. They must lie in different buffers.
 ///
 /// # Errors
 /// What the device reported.
@@ -60,14 +63,21 @@ pub fn step(
     coefficient: &Tensor,
     cfg: &Step,
 ) -> Result<()> {
-    for t in [param, grad, m, v] {
+    for t in [param, m, v] {
         assert_eq!(t.dtype(), DType::F32, "adamw: state {:?} is f32", t.shape());
-        assert_eq!(t.bytes(), param.bytes(), "adamw: {:?} and {:?}", t.shape(), param.shape());
     }
-    assert_eq!(param.bytes() % 16, 0, "adamw: segment {:?} is whole quads", param.shape());
-    let params = params(cfg, param.bytes() / 16);
+    assert!(GRADIENTS.contains(&grad.dtype()), "adamw: gradient {:?} of {}", grad.shape(), grad.dtype());
+    let quads = |t: &Tensor| {
+        let size = t.dtype().quad_bytes() as u64;
+        assert_eq!(t.bytes() % size, 0, "adamw: segment {:?} is whole quads", t.shape());
+        t.bytes() / size
+    };
+    for t in [grad, m, v] {
+        assert_eq!(quads(t), quads(param), "adamw: {:?} and {:?}", t.shape(), param.shape());
+    }
+    let params = params(cfg, quads(param));
     let bindings = [grad.read(), coefficient.read(), param.write(), m.write(), v.write()];
-    gpu.dispatch(&MAIN, &Variant::new(), &params, &bindings, params.quads.div_ceil(256))
+    gpu.dispatch(&MAIN, &variant(grad.dtype()), &params, &bindings, params.quads.div_ceil(256))
 }
 
 /// The shader's numbers, rounded once from f64.
@@ -88,7 +98,11 @@ fn params(cfg: &Step, quads: u64) -> AdamW {
     }
 }
 
+fn variant(grad: DType) -> Variant {
+    Variant::new().quad("G", grad)
+}
+
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
-    vec![(MAIN, Variant::new())]
+    GRADIENTS.map(|grad| (MAIN, variant(grad))).to_vec()
 }

@@ -35,9 +35,9 @@ const QUADS: usize = 16;
 const STRIDE: usize = 64;
 const LARGE: usize = 4096;
 
-/// The sum of the squares of all elements of all `parts` (f32, flat or of quads), as flat `[1]`.
+/// The sum of the squares of all elements of all `parts` (f32, flat or of quads, or bf16 in whole quads), as flat `[1]`.
 ///
-/// The order of the additions depends on the parts' lengths only, not on where they lie.
+/// The order of the additions depends on the parts' lengths only, not on where they lie or on their dtype.
 ///
 /// # Errors
 /// Over the adapter's limits, or what the device reported.
@@ -58,7 +58,7 @@ pub fn norm_and_coefficient(gpu: &Gpu, sum_squares: &Tensor, max_norm: f32) -> R
     let norm = Tensor::flat(gpu, "gradient norm", 1, DType::F32)?;
     let coefficient = Tensor::flat(gpu, "clip factor", 1, DType::F32)?;
     let bindings = [sum_squares.read(), norm.write(), coefficient.write()];
-    gpu.dispatch(&COEFFICIENT, &variant(None), &Clip { max_norm }, &bindings, 1)?;
+    gpu.dispatch(&COEFFICIENT, &variant([0, 0, 1]), &Clip { max_norm }, &bindings, 1)?;
     Ok((norm, coefficient))
 }
 
@@ -80,12 +80,22 @@ fn partial_sums(gpu: &Gpu, parts: &[&Tensor], square: bool, factor: f32) -> Resu
     let out = Tensor::flat(gpu, "partial sums", threads, DType::F32)?;
     let mut out_at = 0;
     for t in parts {
-        assert_eq!(t.dtype(), DType::F32, "sum over {:?}: f32 only", t.shape());
+        let known = match t.dtype() {
+            DType::F32 => true,
+            dtype => dtype == DType::BF16 && t.bytes() % dtype.quad_bytes() as u64 == 0,
+        };
+        assert!(known, "sum over {:?} of {}: f32, or bf16 in whole quads", t.shape(), t.dtype());
         let (count, stride, own) = plan(t);
         let factor = if threads == 1 { factor } else { 1.0 };
         let [count, stride, own] = [count, stride, own].map(|n| u32::try_from(n).expect("below 2^32 values"));
         let params = Sum { count, stride, threads: own, out_at, factor };
-        gpu.dispatch(&SUM, &variant(Some(square)), &params, &[t.read(), out.write()], own.div_ceil(64))?;
+        gpu.dispatch(
+            &SUM,
+            &sum_variant(t.dtype(), square),
+            &params,
+            &[t.read(), out.write()],
+            own.div_ceil(64),
+        )?;
         out_at += own;
     }
     Ok(out)
@@ -93,21 +103,24 @@ fn partial_sums(gpu: &Gpu, parts: &[&Tensor], square: bool, factor: f32) -> Resu
 
 /// Values (padding included), stride and threads for one input.
 fn plan(t: &Tensor) -> (usize, usize, usize) {
-    let count = (t.bytes() / 4) as usize;
+    let count = t.bytes() as usize / t.dtype().size();
     let quads = count.div_ceil(4).max(1);
     let stride = if quads >= LARGE { STRIDE } else { 1 };
     (count, stride, quads.div_ceil(QUADS * stride) * stride)
 }
 
-/// The sum (of squares or not), or the clip factor.
-fn variant(sum: Option<bool>) -> Variant {
-    Variant::new()
-        .constant("SUM", u32::from(sum.is_some()))
-        .constant("SQUARE", u32::from(sum == Some(true)))
-        .constant("COEFFICIENT", u32::from(sum.is_none()))
+/// The variant with these switches: a sum, of squares, or the clip factor.
+fn variant([sum, square, coefficient]: [u32; 3]) -> Variant {
+    Variant::new().constant("SUM", sum).constant("SQUARE", square).constant("COEFFICIENT", coefficient)
+}
+
+fn sum_variant(x: DType, square: bool) -> Variant {
+    variant([1, square.into(), 0]).quad("X", x)
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
-    vec![(SUM, variant(Some(false))), (SUM, variant(Some(true))), (COEFFICIENT, variant(None))]
+    let mut all = vec![(COEFFICIENT, variant([0, 0, 1])), (SUM, sum_variant(DType::F32, false))];
+    all.extend([DType::F32, DType::BF16].map(|x| (SUM, sum_variant(x, true))));
+    all
 }

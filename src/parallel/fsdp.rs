@@ -1,4 +1,4 @@
-//! Fully sharded data parallel: f32 shards of parameters, gradients and optimizer state on each rank.
+//! Fully sharded data parallel: shards of parameters, gradients and optimizer state on each rank.
 //!
 //! Definition: PyTorch FSDP2 (`fully_shard` with `MixedPrecisionPolicy`), 2.8: gather a block's parameters in
 //! `param_dtype` when it is first needed, free them after (reshard), gather again for backward; convert its gradients
@@ -30,6 +30,8 @@ pub struct Policy {
     pub reduce_dtype: DType,
     /// Free gathered weights between forward and backward, but for the last block's.
     pub reshard: bool,
+    /// Whether a step adds up the gradients of several forward passes.
+    pub accumulates: bool,
     /// Whether a parameter is wrapped: its grouped GEMM runs in fp8.
     pub wrapped: Vec<bool>,
 }
@@ -67,7 +69,7 @@ pub struct Fsdp {
     policy: Policy,
     /// f32 master shards.
     pub master: Store,
-    /// f32 gradient shards of the step.
+    /// Gradient shards of the step; f32, unless they are neither reduced nor added up: then in the compute dtype.
     pub grads: Store,
     blocks: RefCell<Vec<Block>>,
     wire: Cell<WireBytes>,
@@ -92,9 +94,12 @@ impl Fsdp {
                 gradients: Vec::new(),
             })
             .collect();
+        // What one rank computes in one pass is the gradient: f32 would hold the same values.
+        let as_computed = comm.size() == 1 && !policy.accumulates;
+        let kept = if as_computed { policy.param_dtype } else { DType::F32 };
         Ok(Fsdp {
             master: Store::zeros(gpu, &layout, DType::F32, "master weights")?,
-            grads: Store::zeros(gpu, &layout, DType::F32, "gradients")?,
+            grads: Store::zeros(gpu, &layout, kept, "gradients")?,
             gpu: gpu.clone(),
             comm,
             table,
@@ -179,7 +184,15 @@ impl Fsdp {
 
     /// Says that a forward pass begins; its gradients are added to those of the step so far if `accumulate`, else they
     /// replace them.
+    ///
+    /// # Panics
+    /// If gradients are to be added where the policy says that a step is one pass: the store may be too narrow for sums.
+    #[track_caller]
     pub fn start(&self, accumulate: bool) {
+        assert!(
+            !accumulate || self.policy.accumulates,
+            "fsdp: gradients of a pass are to be added, and the policy says one pass a step"
+        );
         self.accumulate.set(accumulate);
         self.backward.set(false);
     }
@@ -340,7 +353,7 @@ impl Fsdp {
         whole
     }
 
-    /// Reduces a block whose gradients are all there, and adds the mean to the f32 shards.
+    /// Reduces a block whose gradients are all there, and adds the mean to the shards.
     fn reduce(&self, gradients: Vec<(ParamId, Tensor)>) -> Result<()> {
         if self.comm.size() == 1 {
             for (id, gradient) in gradients {

@@ -89,6 +89,7 @@ impl Trainer {
             param_dtype: recipe.param_dtype,
             reduce_dtype: recipe.reduce_dtype,
             reshard: recipe.reshard,
+            accumulates: recipe.accumulation > 1,
             wrapped: model.wrapped(&table),
         };
         let fsdp = Fsdp::new(gpu, comm.clone(), table, policy)?;
@@ -220,6 +221,9 @@ impl Trainer {
     ///
     /// # Errors
     /// The device, its memory, or other ranks.
+    ///
+    /// # Panics
+    /// On several batches where [`Recipe::accumulation`] says one.
     pub fn step(&mut self, batches: &[data::Batch]) -> Result<Pending> {
         let (losses, counts) = self.gradients(batches)?;
         let (norm, coefficient) = self.clip()?;
