@@ -7,6 +7,7 @@
 
 use super::home::{Home, offsets};
 use super::hooks::{self, Unsharded};
+use super::policy::Policy;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::reduce::{self, Op};
@@ -20,21 +21,6 @@ use std::sync::Arc;
 
 /// Values that are worth a thread of their own.
 const LEAST_VALUES: usize = 1 << 14;
-
-/// torch's `MixedPrecisionPolicy`, and when gathered weights go.
-#[derive(Clone, Debug)]
-pub struct Policy {
-    /// Compute and all-gather dtype: f32 or bf16.
-    pub param_dtype: DType,
-    /// Dtype of gradients on the wire.
-    pub reduce_dtype: DType,
-    /// Free gathered weights between forward and backward, but for the last block's.
-    pub reshard: bool,
-    /// Whether a step adds up the gradients of several forward passes.
-    pub accumulates: bool,
-    /// Whether a parameter is wrapped: its grouped GEMM runs in fp8.
-    pub wrapped: Vec<bool>,
-}
 
 /// Bytes that this rank put on the wire so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +55,7 @@ pub struct Fsdp {
     policy: Policy,
     /// f32 master shards.
     pub master: Store,
-    /// Gradient shards of the step; f32, unless they are neither reduced nor added up: then in the compute dtype.
+    /// Gradient shards of the step, in [`Policy::gradient_dtype`].
     pub grads: Store,
     blocks: RefCell<Vec<Block>>,
     wire: Cell<WireBytes>,
@@ -94,9 +80,7 @@ impl Fsdp {
                 gradients: Vec::new(),
             })
             .collect();
-        // What one rank computes in one pass is the gradient: f32 would hold the same values.
-        let as_computed = comm.size() == 1 && !policy.accumulates;
-        let kept = if as_computed { policy.param_dtype } else { DType::F32 };
+        let kept = policy.gradient_dtype(comm.size());
         Ok(Fsdp {
             master: Store::zeros(gpu, &layout, DType::F32, "master weights")?,
             grads: Store::zeros(gpu, &layout, kept, "gradients")?,

@@ -3,5 +3,7 @@
 mod fsdp;
 mod home;
 pub mod hooks;
+mod policy;
 
-pub use fsdp::{Fsdp, Policy, WireBytes};
+pub use fsdp::{Fsdp, WireBytes};
+pub use policy::Policy;

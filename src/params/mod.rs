@@ -1,4 +1,4 @@
-//! The parameter table over flat f32 segments.
+//! The parameter table over flat segments.
 //!
 //! A [`Table`] lists every parameter once: name, shape, block, how it starts. A [`Layout`] places each rank's shard
 //! of each parameter in a few *segments* (buffers no larger than the adapter's binding limit), so that the
