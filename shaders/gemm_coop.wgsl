@@ -19,6 +19,8 @@
 // 8. Two lengths: LONG is as fast as the loop can be, and the driver writes it out further; SHORT is for products that are over before
 //    that pays, and for launches among many others, which find their code in no cache: a loop that stays as it is written, and
 //    the four rows of fragments leave one after the other through the same instructions.
+// 9. A launch may have a stack of results, p.stack of them: of weights that follow each other in memory (nt), or of gradients
+//    (tn) without groups. It has the tiles of all, so that short products share a launch, and the last wave.
 // The decode gives four values in the order 0 2 1 3 in both operands. Rows and columns past the end read the last one and
 // are not stored; the contraction is padded by zeros in memory.
 // Variants: F8 / F16: codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;

@@ -14,7 +14,7 @@ use moe8::reference::compare::{bf16_ulp, same_bits, sqnr_at_least, within};
 use moe8::reference::fp8_linear::{self as reference, Layer};
 use moe8::reference::gemm::{self, Scales};
 use moe8::tensor::Tensor;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
@@ -264,6 +264,83 @@ fn a_shared_input_is_quantized_once() {
         same_bits(&out.to_f32(g).unwrap(), &want.to_f32(g).unwrap(), &[m, n]).unwrap();
         same_bits(&d_w.to_f32(g).unwrap(), &d_want.to_f32(g).unwrap(), &[2, n, k]).unwrap();
     }
+}
+
+/// How many weights, group ends, M, N, K.
+type Stack = (usize, Option<&'static [u32]>, usize, usize, usize);
+
+/// P weights of one shape, one after the other: group ends, M, N, K, by eights, so that parts can be bound by themselves where scales are
+/// at multiples of 32 bytes.
+const STACKS: [Stack; 5] = [
+    (1, None, 8, 8, 24),
+    (2, None, 264, 16, 40),
+    (3, None, 40, 48, 136),
+    (2, Some(&[0, 7, 12]), 16, 8, 104),
+    (3, Some(&[4, 4, 20]), 24, 24, 16),
+];
+
+/// A stack gives what its weights give one by one, and its input the sum of what comes of them, from the last to the first: a new one, or
+/// onto what is there.
+#[test]
+fn stacks_equal_their_weights_one_by_one() {
+    for stack in STACKS {
+        let kinds: &[(DType, Recipe)] = match stack.1 {
+            None => &[
+                (DType::F32, Recipe::HighPrecision),
+                (DType::F32, Recipe::Rowwise),
+                (DType::BF16, Recipe::RowwiseGwHp),
+                (DType::BF16, Recipe::Tensorwise),
+            ],
+            Some(_) => &[(DType::BF16, Recipe::HighPrecision), (DType::F32, Recipe::Rowwise)],
+        };
+        for &(dtype, recipe) in kinds {
+            stack_equals(gpu(), stack, dtype, recipe);
+        }
+    }
+}
+
+fn stack_equals(g: &Gpu, (count, ends, m, n, k): Stack, dtype: DType, recipe: Recipe) {
+    let make = |name: &str, shape: &[usize]| {
+        Tensor::from_f32(g, name, shape, dtype, &normal(name, shape.iter().product())).unwrap()
+    };
+    let what = format!("{count} of {ends:?} {m} x {n} x {k}, {dtype} {recipe:?}");
+    let each = ends.map_or(vec![n, k], |ends| vec![ends.len(), n, k]);
+    let all: Vec<usize> = [count].into_iter().chain(each.iter().copied()).collect();
+    let (x, w, d_out) = (make("x", &[m, k]), make("ws", &all), make("ds", &[count, m, n]));
+    let offs = ends.map(|ends| Tensor::from_u32(g, "offs", ends).unwrap());
+    let input = Operand::new(&x, offs.as_ref());
+    let equal = |name: &str, got: &Tensor, want: &Tensor| {
+        let [got, want] = [got, want].map(|t| t.to_f32(g).unwrap());
+        same_bits(&got, &want, &[got.len()]).unwrap_or_else(|e| panic!("{what}, {name}: {e}"));
+    };
+    let out = fp8_linear::forward_stacked(g, &input, &w, recipe).unwrap();
+    assert_eq!((out.shape(), out.dtype()), (&[count, m, n][..], dtype));
+    let place = make("place", &all);
+    let (d_x, d_w) =
+        fp8_linear::backward_stacked(g, &d_out, &input, &w, recipe, InputGradient::New, Some(&place))
+            .unwrap();
+    assert!(Arc::ptr_eq(d_w.memory().0, place.memory().0), "{what}: not in its place");
+    let onto = make("sum", &[m, k]);
+    let (sum, new) =
+        fp8_linear::backward_stacked(g, &d_out, &input, &w, recipe, InputGradient::Onto(&onto), None)
+            .unwrap();
+    let (none, _) =
+        fp8_linear::backward_stacked(g, &d_out, &input, &w, recipe, InputGradient::None, None).unwrap();
+    assert!(none.is_none() && new.shape() == w.shape());
+    let want_sum = make("sum", &[m, k]);
+    let mut first = None;
+    for p in (0..count).rev() {
+        let [w, d_out, out, d_w, new] = [&w, &d_out, &out, &d_w, &new].map(|t| t.unstack(p));
+        equal("out", &out, &fp8_linear::forward_with(g, &input, &w, recipe).unwrap());
+        let wanted = first.as_ref().map_or(InputGradient::New, InputGradient::Onto);
+        let (d_x, want_w) = fp8_linear::backward_with(g, &d_out, &input, &w, recipe, wanted).unwrap();
+        first = d_x;
+        fp8_linear::backward_with(g, &d_out, &input, &w, recipe, InputGradient::Onto(&want_sum)).unwrap();
+        equal("d_w", &d_w, &want_w);
+        equal("d_w without a place", &new, &want_w);
+    }
+    equal("d_x", &d_x.unwrap(), &first.unwrap());
+    equal("d_x onto a sum", &sum.unwrap(), &want_sum);
 }
 
 /// One weight of ones (5, 5), whose gradients nobody wants.

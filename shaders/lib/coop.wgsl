@@ -45,7 +45,8 @@ fn place(x: u32) -> vec2<u32> {
   return vec2<u32>((q & ~7u) | ((q & 3u) << 1u) | ((q & 4u) >> 2u), x % 2u);
 }
 
-// A tile of the result: its group, first row and column, one past the last row of the group, first row of out.
+// A tile of the result: its group, first row and column, one past the last row of the group, first row of out. Of a stack the groups
+// follow each other, result after result.
 struct Tile {
   group: u32,
   row0: u32,
@@ -118,14 +119,18 @@ fn rounded(v: vec4<f32>) -> OUT {
 
 // Tile number `x` of the grid: 16 tiles of rows, then the next columns. Past the last one nothing is computed or stored
 // (end 0); rows of no group have no contraction. No early return for them in `main`: naga wants uniform control flow.
+// The results of a stack lie in the grid side by side where they share A (nt), and one below the other where they share B (tn).
 fn tile_of(x: u32) -> Tile {
-  let strips = div_up(p.n, TILE);
+  let across = div_up(p.n, TILE);
 //!repeat w BY_STEPS
-  let heights = div_up(p.m, TILE);
+  let down = div_up(p.m, TILE);
+  let strips = across;
+  let heights = p.stack * down;
   let part = x / (heights * strips);
   let in_group = x % (heights * strips);
 //!end
 //!repeat w BY_ROWS
+  let strips = p.stack * across;
   let heights = div_up(p.m, TILE) + GROUPED * p.groups;
   let in_group = x;
 //!end
@@ -133,25 +138,34 @@ fn tile_of(x: u32) -> Tile {
   let rest = in_group % (16u * strips);
   let depth = min(16u, max(heights, block * 16u + 1u) - block * 16u);
   let height = block * 16u + rest % depth;
-  let col0 = (rest / depth) * TILE;
+  let strip = rest / depth;
 //!repeat w BY_STEPS
+  let result = height / down;
   let rows = part_rows(part, p.run, p.groups, p.k);
-  if rows.group >= p.groups || col0 >= p.n {
+  if rows.group >= p.groups || strip >= strips {
     return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
   }
   let start = group_rows(rows.group, p.k).x;
   let panel = (first_block(rows.group, start) + (rows.first - start) / 64u) * PANELS;
-  return Tile(rows.group, height * TILE, col0, p.m, part * p.m, panel, panel, div_up(rows.end - rows.first, 64u));
+  // A stack has no groups: all rows of each gradient are contracted.
+  let a_panel = panel + result * div_up(p.k, 64u) * PANELS;
+  return Tile(
+    rows.group + result, (height % down) * TILE, strip * TILE, p.m, (part * p.stack + result) * p.m, a_panel, panel,
+    div_up(rows.end - rows.first, 64u));
 //!end
 //!repeat w BY_ROWS
+  let result = strip / across;
+  let col0 = (strip % across) * TILE;
   let rows = tile_rows(height, TILE, p.groups, p.m);
-  if rows.first >= rows.end || col0 >= p.n {
+  if rows.first >= rows.end || result >= p.stack {
     return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
   }
+  let base = result * p.m;
   if GROUPED == 1u && rows.group == p.groups {
-    return Tile(0u, rows.first, col0, rows.end, 0u, 0u, 0u, 0u);
+    return Tile(0u, rows.first, col0, rows.end, base, 0u, 0u, 0u);
   }
+  let group = result * p.groups + rows.group;
   let blocks = div_up(p.k, 64u);
-  return Tile(rows.group, rows.first, col0, rows.end, 0u, 0u, rows.group * blocks * PANELS, blocks);
+  return Tile(group, rows.first, col0, rows.end, base, 0u, group * blocks * PANELS, blocks);
 //!end
 }

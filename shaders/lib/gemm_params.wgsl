@@ -10,6 +10,7 @@ struct Gemm {
   col_step: u32, // scale of out column j: col_scale[g * col_group + j * col_step]
   col_group: u32,
   run: u32,      // tn: rows of a part of a group, a multiple of 64; 0: groups are not cut
+  stack: u32,    // results at once, on matrix units: of weights that follow each other (nt), or of gradients (tn)
 }
 
 @group(0) @binding(0) var<uniform> p: Gemm;

@@ -1,11 +1,12 @@
-//! The grouped products in their three forms against the f64 product of the same codes, over ragged groups.
+//! The grouped products in their three forms against the f64 product of the same codes, over ragged groups, and stacks of them.
 
 use super::data::{Codes, Operand, scales};
 use crate::Result;
-use crate::gpu::Gpu;
+use crate::gpu::{GemmKernel, Gpu};
 use crate::num::DType;
 use crate::ops::gemm::{self as op, GemmOptions, Scale};
 use crate::ops::gemm_choice::Form;
+use crate::ops::panels::Codes as InOrder;
 use crate::reference::compare::{bf16_ulp, within};
 use crate::reference::gemm::{self as reference, Scales};
 use crate::tensor::Tensor;
@@ -57,7 +58,26 @@ static MANY: [u32; 4400] = {
     ends
 };
 
-/// Runs the table, every case in all three forms: with the kernels that `gpu` chooses, or what `--kernel` names can compute of it.
+/// Stacks: how many, and as above; nt of each, and tn of those without groups, which has parts from 129 rows on. Parts of the first
+/// three can be bound by themselves, as kernels want that compute them one by one; the fifth is long for matrix units.
+static STACKS: [Stack; 7] = [
+    (2, None, 100, 192, 60),
+    (3, Some(&[4, 4, 20, 20]), 24, 16, 20),
+    (3, None, 260, 64, 36),
+    (3, None, 111, 131, 67),
+    (2, Some(&[7, 130]), 131, 21, 1100),
+    (2, None, 301, 261, 45),
+    (3, Some(&[130, 130, 257, 300]), 310, 133, 65),
+];
+
+/// How many, group ends, M, N, K.
+type Stack = (usize, Option<&'static [u32]>, usize, usize, usize);
+
+/// Bytes at multiples of which every adapter can bind a part of memory.
+const APART: usize = 256;
+
+/// Runs the table, every case in all three forms, and the stacks: with the kernels that `gpu` chooses, or what `--kernel` names can
+/// compute of it.
 ///
 /// # Errors
 /// What the device reported; a wrong result is an [`Outcome`].
@@ -73,11 +93,12 @@ pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
 
 /// What the kernel that `--kernel` names can compute, if it names one: for the rest another would stand in.
 fn of_wish<'a>(gpu: &Gpu, all: Vec<Case<'a>>) -> Result<Vec<Case<'a>>> {
-    let Some(wish) = gpu.options().kernel else { return Ok(all) };
     let planner = gpu.planner();
     let mut kept = Vec::new();
     for case in all {
-        if case.run(&planner)?.kernel == wish.name() {
+        let kernel = case.run(&planner)?.kernel;
+        let wished = gpu.options().kernel.is_none_or(|wish| kernel == wish.name());
+        if wished && (case.stack == 1 || kernel == GemmKernel::Coop.name() || case.has_bindable_parts()) {
             kept.push(case);
         }
     }
@@ -94,7 +115,17 @@ fn cases() -> Vec<Case<'static>> {
             let of_e5m2 = form != Form::Nt && i % 3 == 2;
             for codes in kinds.into_iter().filter(|codes| *codes != Codes::E5m2 || of_e5m2) {
                 let accumulate = form != Form::Nt && i % 4 > 1;
-                all.push(Case { form, ends, dims: [m, n, k], codes, out, accumulate });
+                all.push(Case { form, ends, dims: [m, n, k], stack: 1, codes, out, accumulate });
+            }
+        }
+    }
+    for (i, &(stack, ends, m, n, k)) in STACKS.iter().enumerate() {
+        for form in [Form::Nt, Form::Tn].into_iter().take(if ends.is_some() { 1 } else { 2 }) {
+            let out = if i % 2 == 0 { DType::BF16 } else { DType::F32 };
+            for codes in [Codes::Any, Codes::WideRows, Codes::E5m2].into_iter().take(1 + i % 3) {
+                if form == Form::Tn || codes != Codes::E5m2 {
+                    all.push(Case { form, ends, dims: [m, n, k], stack, codes, out, accumulate: false });
+                }
             }
         }
     }
@@ -106,6 +137,8 @@ struct Case<'a> {
     form: Form,
     ends: Option<&'a [u32]>,
     dims: [usize; 3],
+    /// Results at once.
+    stack: usize,
     codes: Codes,
     out: DType,
     accumulate: bool,
@@ -117,9 +150,14 @@ impl Case<'_> {
         let all = [m as u32];
         let ends = self.ends.unwrap_or(&all);
         let e = ends.len();
+        let stack = self.stack;
         let w = if self.ends.is_some() { vec![e, n, k] } else { vec![n, k] };
         // Shapes of both operands and of the result, the length of the contraction, and the scales of rows and columns.
         let (a, b, out, length, rows, cols) = match self.form {
+            Form::Nt if stack > 1 => {
+                (vec![m, k], vec![stack * e, n, k], vec![stack, m, n], k, m, stack * e * n)
+            }
+            Form::Tn if stack > 1 => (vec![stack, m, n], vec![m, k], vec![stack, n, k], m, stack * n, k),
             Form::Nt => (vec![m, k], w, vec![m, n], k, m, e * n),
             Form::Nn => (vec![m, n], w, vec![m, k], n, m, e * k),
             Form::Tn => (vec![m, n], vec![m, k], w, m, e * n, e * k),
@@ -141,17 +179,7 @@ impl Case<'_> {
         if gpu.is_planner() {
             return Ok(Outcome { case: self.name(), kernel, error: None });
         }
-        let product = |a: &[f64], b: &[f64]| {
-            let scales = match self.codes {
-                Codes::WideRows => Scales::NONE,
-                _ => Scales { row: Some(&row), col: Some(&col) },
-            };
-            match self.form {
-                Form::Nt => reference::nt(a, b, ends, n, k, scales),
-                Form::Nn => reference::nn(a, b, ends, n, k, scales),
-                Form::Tn => reference::tn(a, b, ends, n, k, scales),
-            }
-        };
+        let product = |a: &[f64], b: &[f64]| self.product([a, b], ends, [&row, &col]);
         let prior = if self.accumulate { 1.0 } else { 0.0 };
         let want: Vec<f64> = product(&a.values(), &b.values()).iter().map(|v| v + prior).collect();
         let size = |o: &Operand| o.values().iter().map(|v| v.abs()).collect::<Vec<_>>();
@@ -163,11 +191,51 @@ impl Case<'_> {
         Ok(Outcome { case: self.name(), kernel, error })
     }
 
+    /// The f64 product, of a stack one result after the other.
+    fn product(&self, [a, b]: [&[f64]; 2], ends: &[u32], [row, col]: [&[f32]; 2]) -> Vec<f64> {
+        let [_, n, k] = self.dims;
+        let part = |p: usize, len: usize| p * len / self.stack..(p + 1) * len / self.stack;
+        let result = |p: usize| {
+            let (a, row) = match self.form {
+                Form::Tn => (&a[part(p, a.len())], &row[part(p, row.len())]),
+                _ => (a, row),
+            };
+            let (b, col) = match self.form {
+                Form::Nt => (&b[part(p, b.len())], &col[part(p, col.len())]),
+                _ => (b, col),
+            };
+            let scales = match self.codes {
+                Codes::WideRows => Scales::NONE,
+                _ => Scales { row: Some(row), col: Some(col) },
+            };
+            match self.form {
+                Form::Nt => reference::nt(a, b, ends, n, k, scales),
+                Form::Nn => reference::nn(a, b, ends, n, k, scales),
+                Form::Tn => reference::tn(a, b, ends, n, k, scales),
+            }
+        };
+        (0..self.stack).flat_map(result).collect()
+    }
+
+    /// Whether parts of the stacked operand, its scales and the result can be bound by themselves.
+    fn has_bindable_parts(&self) -> bool {
+        let [m, n, k] = self.dims;
+        let (e, codes) =
+            (self.ends.map_or(1, <[u32]>::len), if self.codes == Codes::WideRows { 8 } else { 4 });
+        let quads = |rows: usize, cols: usize| rows * cols.div_ceil(4);
+        let parts = match self.form {
+            Form::Tn => [quads(m, n) * codes, 4 * n, quads(n, k) * self.out.quad_bytes()],
+            _ => [quads(e * n, k) * codes, 4 * e * n, quads(m, n) * self.out.quad_bytes()],
+        };
+        parts.iter().all(|bytes| bytes.is_multiple_of(APART))
+    }
+
     fn name(&self) -> String {
         let [m, n, k] = self.dims;
         let plus = if self.accumulate { ", added" } else { "" };
         format!(
-            "{} {m} x {n} x {k}, ends {:?}, {:?} codes, {}{plus}",
+            "{}{} {m} x {n} x {k}, ends {:?}, {:?} codes, {}{plus}",
+            if self.stack > 1 { format!("{} at once of ", self.stack) } else { String::new() },
             self.form.name(),
             &self.ends.map_or(&[][..], |ends| &ends[..ends.len().min(8)]),
             self.codes,
@@ -200,7 +268,16 @@ impl Case<'_> {
             let ones = vec![1.0; shape.iter().product()];
             Tensor::from_f32(gpu, "result", shape, self.out, &ones)
         };
+        let stacked = |codes: &Tensor| InOrder::Rows(codes.clone());
         let out = match self.form {
+            Form::Nt if self.stack > 1 => {
+                op::nt_stacked(gpu, &stacked(&a), &stacked(&b), self.stack, self.out, options)?
+            }
+            Form::Tn if self.stack > 1 => {
+                let out = ones()?;
+                op::tn_stacked(gpu, &stacked(&a), &stacked(&b), &out, options)?;
+                out
+            }
             Form::Nt => op::nt(gpu, &a, &b, self.out, options)?,
             Form::Nn if self.accumulate => {
                 let out = ones()?;

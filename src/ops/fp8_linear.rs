@@ -302,7 +302,10 @@ pub(crate) fn backward_of(
     let [along_n, along_rows] = gradient_codes(gpu, d_out, ready, input, (by_n, by_rows), wanted)?;
     let d_x = match &along_n {
         _ if !wanted => None,
-        Some(d_out) => d_input(gpu, d_out, input, w, (by_n, recipe), d_x)?,
+        Some(d_out) => {
+            let w = along_n_of(gpu, w, d_out.codes.memory().dtype(), (by_n, recipe))?;
+            d_input(gpu, d_out, &w, input, (by_n, recipe), d_x)?
+        }
         None => {
             let (d_out, w) = (Codes::Rows(d_out.clone()), Codes::Rows(w.clone()));
             input_product(gpu, &d_out, &w, &input.x, d_x, input.plain(by_n))?
@@ -362,25 +365,29 @@ fn input_product(
     }
 }
 
+/// A weight, or a stack of them, as the input's gradient reads it: quantized along N, or with one scale.
+fn along_n_of(gpu: &Gpu, w: &Tensor, codes: DType, (way, recipe): (Way, Recipe)) -> Result<Quantized<Codes>> {
+    match recipe {
+        Recipe::RowwiseGwHp => Ok(quantize::tensorwise_pow2(gpu, w)?.into()),
+        _ => quantize::along_weight_columns(gpu, w, codes, way.order()),
+    }
+}
+
 /// `d_x(M, K) = d_out(M, N) w[g]`, both quantized along N.
 fn d_input(
     gpu: &Gpu,
     d_out: &Quantized<Codes>,
+    w: &Quantized<Codes>,
     input: &Operand,
-    w: &Tensor,
     (way, recipe): (Way, Recipe),
     d_x: InputGradient<'_>,
 ) -> Result<Option<Tensor>> {
-    let quantized = match recipe {
-        Recipe::RowwiseGwHp => quantize::tensorwise_pow2(gpu, w)?.into(),
-        _ => quantize::along_weight_columns(gpu, w, d_out.codes.memory().dtype(), way.order())?,
-    };
     let col = match recipe {
-        Recipe::RowwiseGwHp => Scale::tensorwise(&quantized.descale),
-        _ => Scale::per_group(&quantized.descale, w.cols()),
+        Recipe::RowwiseGwHp => Scale::tensorwise(&w.descale),
+        _ => Scale::per_group(&w.descale, input.x.cols()),
     };
     let scales = input.scaled(Scale::per_row(&d_out.descale), col, Some(way));
-    input_product(gpu, &d_out.codes, &quantized.codes, &input.x, d_x, scales)
+    input_product(gpu, &d_out.codes, &w.codes, &input.x, d_x, scales)
 }
 
 /// `a_g^T b_g` in the shape and dtype of w, new or in the place that there is for it.
@@ -391,14 +398,18 @@ fn weight_product(
     (w, place): (&Tensor, Option<&Tensor>),
     options: GemmOptions<'_>,
 ) -> Result<Tensor> {
-    let kind = |t: &Tensor| (t.numel(), t.cols(), t.dtype());
-    let d_w = match place {
-        Some(place) => place.clone(),
-        None => Tensor::empty(gpu, "weight gradient", w.shape(), w.dtype())?,
-    };
-    assert_eq!(kind(&d_w), kind(w), "fp8_linear: size, columns and dtype of the place for d_w, of w");
+    let d_w = place_of(gpu, w, place)?;
     gemm::tn_codes_into(gpu, a, b, &d_w, false, options)?;
     Ok(d_w)
+}
+
+/// The place for a weight's gradient: the one that there is, or a new tensor like w.
+#[track_caller]
+fn place_of(gpu: &Gpu, w: &Tensor, place: Option<&Tensor>) -> Result<Tensor> {
+    let Some(place) = place else { return Tensor::empty(gpu, "weight gradient", w.shape(), w.dtype()) };
+    let kind = |t: &Tensor| (t.numel(), t.cols(), t.dtype());
+    assert_eq!(kind(place), kind(w), "fp8_linear: size, columns and dtype of the place for d_w, of w");
+    Ok(place.clone())
 }
 
 /// `d_w[g](N, K) = d_out_g^T x_g`, both quantized along the rows of each group.
@@ -453,5 +464,8 @@ fn check(x: &Tensor, w: &Tensor, recipe: Recipe) -> usize {
     shape[shape.len() - 2]
 }
 
+mod stacked;
 #[cfg(test)]
 mod tests;
+
+pub use stacked::{backward_stacked, can_stack, forward_stacked};

@@ -26,6 +26,7 @@ crate::params! {
         col_step: u32,
         col_group: u32,
         run: u32,
+        stack: u32,
     }
 }
 
@@ -103,17 +104,25 @@ pub fn nt(gpu: &Gpu, a: &Tensor, w: &Tensor, out: DType, options: GemmOptions<'_
 #[track_caller]
 pub(crate) fn nt_of(gpu: &Gpu, a: &Codes, w: &Codes, out: DType, options: GemmOptions<'_>) -> Result<Tensor> {
     let n = w.shape()[w.shape().len() - 2];
-    assert_eq!(
-        a.cols(),
-        w.cols(),
-        "gemm nt: A {:?} and W {:?} contract their last dimension",
-        a.shape(),
-        w.shape()
-    );
-    let dims = Dims { m: a.rows(), n, k: a.cols(), groups: groups(w, n, options) };
-    let result = Tensor::empty(gpu, "gemm result", &[dims.m, n], out)?;
-    launch(gpu, &NT, (a, w), &result, dims, options, false)?;
+    let result = Tensor::empty(gpu, "gemm result", &[a.rows(), n], out)?;
+    nt_codes_into(gpu, a, w, &result, options)?;
     Ok(result)
+}
+
+/// [`nt_of`] into `result` (M, N).
+#[track_caller]
+pub(super) fn nt_codes_into(
+    gpu: &Gpu,
+    a: &Codes,
+    w: &Codes,
+    result: &Tensor,
+    options: GemmOptions<'_>,
+) -> Result<()> {
+    let (n, k) = (w.shape()[w.shape().len() - 2], w.cols());
+    assert_eq!(a.cols(), k, "gemm nt: A {:?} and W {:?} contract their last dimension", a.shape(), w.shape());
+    let dims = Dims { m: a.rows(), n, k, groups: groups(w, n, options), stack: 1 };
+    assert_eq!(result.numel(), dims.m * n, "gemm nt: result {:?} of {dims:?}", result.shape());
+    launch(gpu, &NT, (a, w), result, dims, options, false)
 }
 
 /// `out(M, N) = A(M, K) W[g](K, N)`, rows in group g; W is (E, K, N), or (K, N) without groups.
@@ -169,7 +178,7 @@ pub(super) fn nn_codes_into(
         a.shape(),
         w.shape()
     );
-    let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options) };
+    let dims = Dims { m: a.rows(), n: w.cols(), k, groups: groups(w, k, options), stack: 1 };
     assert_eq!(result.numel(), dims.m * dims.n, "gemm nn: result {:?} of {dims:?}", result.shape());
     launch(gpu, &NN, (a, w), result, dims, options, accumulate)
 }
@@ -223,7 +232,7 @@ pub(super) fn tn_codes_into(
 ) -> Result<()> {
     assert_eq!(a.rows(), b.rows(), "gemm tn: A {:?} and B {:?} contract their rows", a.shape(), b.shape());
     let groups = options.offs.map_or(1, Tensor::numel);
-    let dims = Dims { m: a.cols(), n: b.cols(), k: a.rows(), groups };
+    let dims = Dims { m: a.cols(), n: b.cols(), k: a.rows(), groups, stack: 1 };
     assert_eq!(result.numel(), groups * dims.m * dims.n, "gemm tn: result {:?} of {dims:?}", result.shape());
     launch(gpu, &TN, (a, b), result, dims, options, accumulate)
 }
@@ -234,6 +243,8 @@ pub(super) struct Dims {
     pub n: usize,
     pub k: usize,
     pub groups: usize,
+    /// Results at once: see [`stack`].
+    pub stack: usize,
 }
 
 impl Dims {
@@ -285,8 +296,10 @@ fn sum_variant(out: DType, flags: Flags) -> Variant {
         .quad("OUT", out)
 }
 
-fn params(dims: Dims, options: GemmOptions<'_>, run: usize) -> Gemm {
+fn params(form: Form, dims: Dims, options: GemmOptions<'_>, run: usize) -> Gemm {
     let step = |pick: fn(&(Scale<'_>, Scale<'_>)) -> usize| options.scales.as_ref().map_or(0, pick) as u32;
+    // A stack of weight gradients has its input in common.
+    let is_shared = form == Form::Tn && dims.stack > 1;
     Gemm {
         m: dims.m as u32,
         n: dims.n as u32,
@@ -295,8 +308,9 @@ fn params(dims: Dims, options: GemmOptions<'_>, run: usize) -> Gemm {
         row_step: step(|s| s.0.step),
         row_group: step(|s| s.0.group),
         col_step: step(|s| s.1.step),
-        col_group: step(|s| s.1.group),
+        col_group: if is_shared { 0 } else { step(|s| s.1.group) },
         run: run as u32,
+        stack: dims.stack as u32,
     }
 }
 
@@ -316,7 +330,7 @@ fn grid(form: Form, grouped: bool, dims: Dims, chosen: GemmKernel, caps: &Caps) 
         true => heights + dims.groups,
         false => heights,
     };
-    (heights * dims.n.div_ceil(width), full)
+    (dims.stack * heights * dims.n.div_ceil(width), full)
 }
 
 /// [`launch`] of bf16 operands on matrix units: both become halves, scaled along the contraction.
@@ -330,7 +344,8 @@ fn launch_halves(
     accumulate: bool,
 ) -> Result<()> {
     assert!(options.scales.is_none(), "gemm: bf16 operands with scales");
-    let [a, b] = gemm_coop::halves(gpu, kernel.entry, a, b, options.offs, Order::Panels)?;
+    let contracted = gemm_coop::contractions(kernel.entry, dims.stack, options.offs);
+    let [a, b] = gemm_coop::halves(gpu, contracted, a, b, Order::Panels)?;
     let row = match kernel.entry {
         "tn" => Scale::per_group(&a.descale, dims.m),
         _ => Scale::per_row(&a.descale),
@@ -338,6 +353,14 @@ fn launch_halves(
     let scales = Some((row, Scale::per_group(&b.descale, dims.n)));
     let options = GemmOptions { scales, kernel: Some(GemmKernel::Coop), ..options };
     launch(gpu, kernel, (&a.codes, &b.codes), out, dims, options, accumulate)
+}
+
+/// The kernel that computes a product, or one of a stack.
+fn chosen(gpu: &Gpu, form: Form, operands: [&Codes; 2], dims: Dims, options: GemmOptions<'_>) -> GemmKernel {
+    let operands = operands.map(|codes| codes.memory().dtype());
+    let groups = options.offs.map(Tensor::numel);
+    let product = Product { form, operands, sizes: dims.sizes(), groups };
+    options.kernel.unwrap_or_else(|| choose(gpu, &product))
 }
 
 fn launch(
@@ -349,25 +372,24 @@ fn launch(
     options: GemmOptions<'_>,
     accumulate: bool,
 ) -> Result<()> {
-    // Only a weight has a dimension for groups.
+    // Only a weight has a dimension for groups, and a stack of gradients one for results.
     let flat = match a {
-        Codes::Rows(t) if t.shape().len() > 2 => Codes::Rows(t.reshape(&[t.rows(), t.cols()])),
+        Codes::Rows(t) if t.shape().len() > 2 && (dims.stack == 1 || kernel.entry != "tn") => {
+            Codes::Rows(t.reshape(&[t.rows(), t.cols()]))
+        }
         _ => a.clone(),
     };
     let a = &flat;
-    let (a_type, b_type) = (a.memory().dtype(), b.memory().dtype());
     let in_panels = [a, b].iter().any(|codes| matches!(codes, Codes::Panels(_)));
-    let (form, groups) = (Form::of(kernel.entry), options.offs.map(Tensor::numel));
-    let product = Product { form, operands: [a_type, b_type], sizes: dims.sizes(), groups };
-    let chosen = options.kernel.unwrap_or_else(|| choose(gpu, &product));
+    let chosen = chosen(gpu, Form::of(kernel.entry), [a, b], dims, options);
     assert!(chosen == GemmKernel::Coop || !in_panels, "gemm: operands in panels for {chosen:?}");
     if chosen != GemmKernel::Coop {
         return multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, chosen);
     }
-    if a_type == DType::BF16 {
+    if a.memory().dtype() == DType::BF16 {
         return launch_halves(gpu, kernel, (a.memory(), b.memory()), out, dims, options, accumulate);
     }
-    let [along_a, along_b] = gemm_coop::contractions(kernel.entry, options.offs);
+    let [along_a, along_b] = gemm_coop::contractions(kernel.entry, dims.stack, options.offs);
     let (a, b) = (a.to_panels(gpu, along_a)?, b.to_panels(gpu, along_b)?);
     multiply(gpu, kernel, [a.memory(), b.memory()], out, dims, options, accumulate, chosen)
 }
@@ -401,7 +423,7 @@ fn multiply(
         None => (unused.clone(), unused.clone()),
     };
     let offs = options.offs.map_or(unused, Tensor::read);
-    let params = params(dims, options, parts.run);
+    let params = params(form, dims, options, parts.run);
     let depth = match (form, parts.run) {
         (Form::Nt | Form::Nn, _) => dims.k,
         (Form::Tn, 0) => dims.k.div_ceil(dims.groups.max(1)),
@@ -423,9 +445,12 @@ fn multiply(
     if parts.run == 0 {
         return product(out, flags);
     }
-    let sums = Tensor::empty(gpu, "gemm parts", &[parts.most * dims.m, dims.n], DType::F32)?;
+    // The sum sees a stack of results as one with all their rows.
+    let height = dims.stack * dims.m;
+    let sums = Tensor::empty(gpu, "gemm parts", &[parts.most * height, dims.n], DType::F32)?;
     product(&sums, Flags { grouped, ..Flags::default() })?;
-    let quads = dims.groups * dims.m * dims.n.div_ceil(4);
+    let params = Gemm { m: height as u32, ..params };
+    let quads = dims.groups * height * dims.n.div_ceil(4);
     let bindings: [Binding; 5] = [sums.read(), offs.clone(), row.clone(), col.clone(), out.write()];
     gpu.dispatch(&SUM, &sum_variant(out.dtype(), flags), &params, &bindings, quads.div_ceil(64) as u32)
 }
@@ -453,3 +478,6 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
 }
 
 mod parts;
+mod stack;
+
+pub(crate) use stack::{is_launch_bound, nt_stacked, tn_stacked};

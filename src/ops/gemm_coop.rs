@@ -48,11 +48,12 @@ pub(super) fn tile(caps: &Caps) -> usize {
     8 * units(caps).0.edge() as usize
 }
 
-/// What the form `entry` contracts of both operands.
-pub(super) fn contractions<'a>(entry: &str, offs: Option<&'a Tensor>) -> [Contraction<'a>; 2] {
+/// What the form `entry` contracts of both operands; a stack of gradients lies as weights do.
+pub(super) fn contractions<'a>(entry: &str, stack: usize, offs: Option<&'a Tensor>) -> [Contraction<'a>; 2] {
     match entry {
         "nt" => [Contraction::Columns; 2],
         "nn" => [Contraction::Columns, Contraction::WeightRows],
+        _ if stack > 1 => [Contraction::WeightRows, Contraction::GroupRows(None)],
         _ => [Contraction::GroupRows(offs); 2],
     }
 }
@@ -129,13 +130,12 @@ pub(super) fn kernel(
     (MAIN, variant)
 }
 
-/// Both bf16 operands of the form `entry` as halves, scaled along the contraction.
+/// Both bf16 operands as halves, scaled along what is contracted of each.
 pub(super) fn halves(
     gpu: &Gpu,
-    entry: &str,
+    [of_a, of_b]: [Contraction<'_>; 2],
     a: &Tensor,
     b: &Tensor,
-    offs: Option<&Tensor>,
     order: Order,
 ) -> Result<[Quantized<Codes>; 2]> {
     let along = |x: &Tensor, contraction| {
@@ -146,7 +146,6 @@ pub(super) fn halves(
             Contraction::GroupRows(offs) => quantize::along_columns(gpu, x, offs, half, order),
         }
     };
-    let [of_a, of_b] = contractions(entry, offs);
     Ok([along(a, of_a)?, along(b, of_b)?])
 }
 
@@ -171,7 +170,7 @@ mod emulated;
 
 #[cfg(test)]
 mod tests {
-    use super::{Order, halves};
+    use super::{Order, contractions, halves};
     use crate::gpu::{DeviceChoice, Gpu};
     use crate::num::{DType, bf16, rng::Stream};
     use crate::tensor::Tensor;
@@ -243,7 +242,7 @@ mod tests {
             let [a, b] = [&a_shape, &b_shape].map(|s| values(s.iter().product()));
             let at = Tensor::from_f32(&gpu, "a", &a_shape, DType::BF16, &a).unwrap();
             let bt = Tensor::from_f32(&gpu, "b", &b_shape, DType::BF16, &b).unwrap();
-            let [qa, qb] = halves(&gpu, entry, &at, &bt, Some(&ends), Order::Rows).unwrap();
+            let [qa, qb] = halves(&gpu, contractions(entry, 1, Some(&ends)), &at, &bt, Order::Rows).unwrap();
             for (values, q, place) in [(a, qa, a_place), (b, qb, b_place)] {
                 let codes = q.codes.into_rows();
                 let (buffer, offset) = codes.memory();

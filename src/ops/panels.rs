@@ -123,6 +123,26 @@ impl Codes {
         }
     }
 
+    /// Number `i` of a stack of `count`: (...) of (count, ...), and (E, ...) of (count * E, ...), each of which lies by itself in memory.
+    /// The first byte must suit the adapter's binding alignment.
+    ///
+    /// # Panics
+    /// There are no such parts.
+    #[track_caller]
+    pub(crate) fn part(&self, i: usize, count: usize) -> Codes {
+        let (first, rest) = self.shape().split_first().expect("a stack has a dimension");
+        assert!(i < count && first.is_multiple_of(count), "part {i} of {count} of {:?}", self.shape());
+        let each = (*first != count).then_some(first / count);
+        let shape: Vec<usize> = each.into_iter().chain(rest.iter().copied()).collect();
+        let memory = self.memory();
+        let rows = memory.rows() / count;
+        let memory = memory.slice_rows(i * rows, (i + 1) * rows);
+        match self {
+            Codes::Rows(_) => Codes::Rows(memory.reshape(&shape)),
+            Codes::Panels(_) => Codes::Panels(Panels { memory, shape }),
+        }
+    }
+
     /// The same operand in panels for such a contraction; itself if it is already.
     ///
     /// # Errors

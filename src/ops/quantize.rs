@@ -109,6 +109,14 @@ impl Quantized<Codes> {
         Ok(Quantized { codes, descale: Tensor::flat(gpu, "fp8 de-scales", scales, DType::F32)? })
     }
 
+    /// Number `i` of `count` equal parts of a stack, as [`Codes::part`], with its de-scales.
+    #[track_caller]
+    pub(super) fn part(&self, i: usize, count: usize) -> Self {
+        let each = self.descale.numel() / count;
+        let descale = self.descale.slice_flat(i * each, (i + 1) * each);
+        Quantized { codes: self.codes.part(i, count), descale }
+    }
+
     fn to_panels(&self, gpu: &Gpu, contraction: Contraction<'_>) -> Result<Self> {
         Ok(Quantized { codes: self.codes.to_panels(gpu, contraction)?, descale: self.descale.clone() })
     }

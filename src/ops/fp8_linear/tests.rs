@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 const SIZES: [usize; 3] = [256, 128, 192];
 
 /// A planner of a GPU with matrix units that may not compute products of these forms and operands.
-fn planner(without: &[(Form, &str)]) -> Gpu {
+pub(super) fn planner(without: &[(Form, &str)]) -> Gpu {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let folder = tempfile::tempdir().unwrap();
     let mut decisions = Decisions::load(folder.path(), gpu.name(), gpu.driver());

@@ -59,7 +59,7 @@ mod tests {
             (4096, 8, 256, 256),
             (129, 0, 0, 256),
         ] {
-            let parts = Parts::of(Dims { m: 64, n: 64, k, groups }, groups > 1, tiles, full);
+            let parts = Parts::of(Dims { m: 64, n: 64, k, groups, stack: 1 }, groups > 1, tiles, full);
             if parts.run == 0 {
                 assert_eq!(parts.most, groups);
                 assert!(tiles >= full || k <= SHORTEST_RUN * groups || groups == 0, "{k} {groups}: not cut");

@@ -275,6 +275,8 @@ fn run_table(units: MatrixUnits) {
     let sizes = reference::tn(&size(&d_values), &size(&x_values), &ends, n, k, scales);
     check(&gpu, "tn", &gemm::tn_of(&gpu, &a, &b, DType::F32, options).unwrap(), &want, &sizes, m);
 
+    stacks(&gpu, [m, n, k], &ends, &offs);
+
     let stream = Stream::new(2, "halves");
     let values = |len: usize| (0..len as u64).map(|i| bf16::round(stream.normal(i))).collect::<Vec<_>>();
     let (x_values, w_values) = (values(m * k), values(n * k));
@@ -289,6 +291,50 @@ fn run_table(units: MatrixUnits) {
     let want = reference::nt(&x_values, &w_values, &[m as u32], n, k, Scales::NONE);
     let sizes = reference::nt(&size(&x_values), &size(&w_values), &[m as u32], n, k, Scales::NONE);
     check(&gpu, "nt of halves", &out, &want, &sizes, k);
+}
+
+/// Two results of each: forward in groups, and weights' gradients without, in parts.
+fn stacks(gpu: &Gpu, [m, n, k]: [usize; 3], ends: &[u32], offs: &Tensor) {
+    let e = ends.len();
+    let size = |v: &[f64]| v.iter().map(|x| x.abs()).collect::<Vec<_>>();
+    let (x, x_values) = codes(gpu, "x", &[m, k], Fp8::E4m3);
+    let (w, w_values) = codes(gpu, "ws", &[2 * e, n, k], Fp8::E4m3);
+    let (d, d_values) = codes(gpu, "ds", &[2, m, n], Fp8::E5m2);
+    let (by_m, m_factors) = factors(gpu, "m", m);
+    let (by_n, n_factors) = factors(gpu, "n", 2 * e * n);
+    let (by_k, k_factors) = factors(gpu, "k", k);
+    let on_matrices = GemmOptions { kernel: Some(GemmKernel::Coop), ..GemmOptions::default() };
+    let [x, w, d] = [x, w, d].map(Codes::Rows);
+
+    let scales = Some((Scale::per_row(&by_m), Scale::per_group(&by_n, n)));
+    let options = GemmOptions { offs: Some(offs), scales, ..on_matrices };
+    let out = gemm::nt_stacked(gpu, &x, &w, 2, DType::BF16, options).unwrap();
+    let each = |x: &[f64], w: &[f64]| {
+        let halves = w.chunks(w.len() / 2).zip(n_factors.chunks(e * n));
+        halves
+            .flat_map(|(w, col)| {
+                reference::nt(x, w, ends, n, k, Scales { row: Some(&m_factors), col: Some(col) })
+            })
+            .collect::<Vec<_>>()
+    };
+    let (want, sizes) = (each(&x_values, &w_values), each(&size(&x_values), &size(&w_values)));
+    check(gpu, "nt of a stack", &out, &want, &sizes, k);
+
+    let rows = n_factors[..2 * n].to_vec();
+    let by_n = Tensor::from_flat_f32(gpu, "rows", &rows).unwrap();
+    let scales = Some((Scale::per_group(&by_n, n), Scale::per_group(&by_k, k)));
+    let out = Tensor::empty(gpu, "out", &[2, n, k], DType::F32).unwrap();
+    gemm::tn_stacked(gpu, &d, &x, &out, GemmOptions { scales, ..on_matrices }).unwrap();
+    let each = |d: &[f64], x: &[f64]| {
+        let halves = d.chunks(d.len() / 2).zip(rows.chunks(n));
+        halves
+            .flat_map(|(d, row)| {
+                reference::tn(d, x, &[m as u32], n, k, Scales { row: Some(row), col: Some(&k_factors) })
+            })
+            .collect::<Vec<_>>()
+    };
+    let (want, sizes) = (each(&d_values, &x_values), each(&size(&d_values), &size(&x_values)));
+    check(gpu, "tn of a stack", &out, &want, &sizes, m);
 }
 
 #[test]
