@@ -99,12 +99,38 @@ impl Tape<'_> {
         let backward = Rc::new(Operand::with(&x.value, offs, Ready { rows: None, tops }));
         let mut outputs = Vec::with_capacity(N);
         let weights = linears.iter().map(|(id, _)| self.weights.weight(*id)).collect::<Result<Vec<_>>>()?;
-        for ((weight, recipe), w) in linears.into_iter().zip(&weights) {
-            let y = fp8_linear::forward_with(self.gpu, &forward, w, recipe)?;
-            let rule = Rule::Linears { input: backward.clone(), weights: vec![weight], recipe };
-            outputs.push(self.push(rule, &[x], y)?);
+        let mut from = 0;
+        while from < N {
+            let (ids, recipe, w) = self.run(&linears[from..], &weights[from..], &forward);
+            from += ids.len();
+            let values = match ids.len() {
+                1 => vec![fp8_linear::forward_with(self.gpu, &forward, &w, recipe)?],
+                n => {
+                    let y = fp8_linear::forward_stacked(self.gpu, &forward, &w, recipe)?;
+                    (0..n).map(|p| y.unstack(p)).collect()
+                }
+            };
+            let rule = Rule::Linears { input: backward.clone(), weights: ids, recipe };
+            outputs.extend(self.push_all(rule, &[x], values)?);
         }
         Ok(outputs.try_into().expect("one output per weight"))
+    }
+
+    /// The first of `linears`, and those after it that can be computed with it as one stack: their weights, recipe, and (stacked) weight.
+    fn run(
+        &self,
+        linears: &[(ParamId, Recipe)],
+        weights: &[Tensor],
+        input: &Operand,
+    ) -> (Vec<ParamId>, Recipe, Tensor) {
+        let recipe = linears[0].1;
+        let same = linears.iter().take_while(|(_, other)| *other == recipe).count();
+        let stack = |n: usize| {
+            let w = Tensor::stacked(&weights[..n].iter().collect::<Vec<_>>())?;
+            fp8_linear::can_stack(self.gpu, input, &w, recipe).then_some((n, w))
+        };
+        let (n, w) = (2..=same).rev().find_map(stack).unwrap_or_else(|| (1, weights[0].clone()));
+        (linears[..n].iter().map(|(id, _)| *id).collect(), recipe, w)
     }
 
     /// Causal attention of q (T, heads * head_dim), k and v; with `rope`, a [table](rope::table), q and k are turned by their position.
@@ -353,5 +379,46 @@ mod tests {
         tape.linears(&y, linears, None).unwrap();
         assert_eq!(quantized(), 4, "two weights, and no input");
         assert!(y.ready.borrow().is_none());
+    }
+
+    /// q, k and v on matrix units: one product forward, and for the weights' gradients; three for the input's.
+    #[test]
+    fn linears_whose_weights_lie_together_share_launches() {
+        let opened = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        let coop = Some(crate::gpu::MatrixUnits::Coop16);
+        let caps = crate::gpu::Caps { software: false, subgroup_max: 32, coop, ..opened.caps() };
+        let gpu = opened.planner_with(caps);
+        struct Side<'a>(&'a Gpu, Tensor, bool);
+        impl Weights for Side<'_> {
+            fn weight(&self, id: ParamId) -> Result<Tensor> {
+                let apart = || Tensor::empty(self.0, "weight", &self.1.shape()[1..], DType::BF16);
+                if self.2 { Ok(self.1.unstack(id.0)) } else { apart() }
+            }
+
+            fn gradient(&self, _: ParamId, _: Tensor) -> Result<()> {
+                Ok(())
+            }
+
+            fn leave(&self, _: usize) -> Result<()> {
+                Ok(())
+            }
+        }
+        let [apart, together] = [false, true].map(|together| {
+            let w = Tensor::empty(&gpu, "weights", &[3, 256, 256], DType::BF16).unwrap();
+            let weights = Side(&gpu, w, together);
+            let mut tape = Tape::new(&gpu, &weights);
+            let x = tape.leaf(Tensor::empty(&gpu, "x", &[1024, 256], DType::BF16).unwrap());
+            let products = || gpu.launches().get("gemm_coop.main").copied().unwrap_or(0);
+            let before = products();
+            let [q, k, v] = tape.linears(&x, [0, 1, 2].map(|i| (ParamId(i), Recipe::Rowwise)), None).unwrap();
+            let forward = products() - before;
+            let shape =
+                attention::Shape { batch: 1, seq: 1024, heads: 16, kv_heads: 16, head_dim: 16, block: None };
+            let out = tape.attention((&q, &k, &v), shape, None, None).unwrap();
+            let seed = Tensor::empty(&gpu, "seed", &[1024, 256], DType::BF16).unwrap();
+            tape.backward(&out, Some(seed), &[]).unwrap();
+            [forward, products() - before - forward]
+        });
+        assert_eq!((apart, together), ([3, 6], [1, 4]), "products forward and backward");
     }
 }

@@ -205,7 +205,7 @@ fn attention(
     Ok([d_q, d_k, d_v])
 }
 
-/// The gradient of the input of linears; those of their weights go to `weights`.
+/// The gradient of the input of linears; those of their weights go to `weights`. Gradients that came as one stack go on as one.
 fn linears(
     gpu: &Gpu,
     weights: &dyn Weights,
@@ -213,35 +213,140 @@ fn linears(
     (input, ids, recipe): (&Operand, &[ParamId], Recipe),
     so_far: Option<Tensor>,
 ) -> Result<Option<Tensor>> {
+    if let Some((d_out, w)) = stacks(weights, ids, &grads)? {
+        let home = weights.gradient_home(ids)?;
+        let (d_x, d_w) = onto(gpu, so_far, |d_x| {
+            fp8_linear::backward_stacked(gpu, &d_out, input, &w, recipe, d_x, home.as_ref())
+        })?;
+        for (p, id) in ids.iter().enumerate() {
+            weights.gradient(*id, d_w.unstack(p))?;
+        }
+        return Ok(d_x);
+    }
     let mut sum = so_far;
     // The last first, as if each were a rule of its own.
     for (id, flow) in ids.iter().zip(grads).rev() {
         let Some(Flow { value, ready }) = flow else { continue };
-        sum = linear(gpu, weights, (&value, ready), input, (*id, recipe), sum)?;
+        let (w, home) = (weights.weight(*id)?, weights.gradient_home(&[*id])?);
+        let (d_x, d_w) = onto(gpu, sum, |d_x| {
+            fp8_linear::backward_of(gpu, (&value, ready), input, &w, recipe, d_x, home.as_ref())
+        })?;
+        weights.gradient(*id, d_w)?;
+        sum = d_x;
     }
     Ok(sum)
 }
 
-/// Both gradients of a linear: the weight's goes to `weights`, the input's is added to what came so far: in place, unless that is
-/// another variable's too.
-fn linear(
-    gpu: &Gpu,
+/// The gradients of the outputs of linears, and their weights, if they are several and both are stacks.
+fn stacks(
     weights: &dyn Weights,
-    (d_out, ready): (&Tensor, Ready),
-    input: &Operand,
-    (weight, recipe): (ParamId, Recipe),
+    ids: &[ParamId],
+    grads: &[Option<Flow>],
+) -> Result<Option<(Tensor, Tensor)>> {
+    let arrived: Vec<&Tensor> = grads.iter().flatten().map(|flow| &flow.value).collect();
+    if ids.len() < 2 || arrived.len() < ids.len() {
+        return Ok(None);
+    }
+    let w = ids.iter().map(|id| weights.weight(*id)).collect::<Result<Vec<_>>>()?;
+    Ok(Tensor::stacked(&arrived).zip(Tensor::stacked(&w.iter().collect::<Vec<_>>())))
+}
+
+/// Both gradients of linears, their input's added to what came so far: in place, unless that is another variable's too.
+fn onto(
+    gpu: &Gpu,
     so_far: Option<Tensor>,
-) -> Result<Option<Tensor>> {
-    let (w, home) = (weights.weight(weight)?, weights.gradient_home(&[weight])?);
-    let (onto, beside) = match so_far {
-        Some(sum) if sum.is_shared() => (None, Some(sum)),
-        other => (other, None),
-    };
-    let d_x = onto.as_ref().map_or(InputGradient::New, InputGradient::Onto);
-    let (d_x, d_w) = fp8_linear::backward_of(gpu, (d_out, ready), input, &w, recipe, d_x, home.as_ref())?;
-    weights.gradient(weight, d_w)?;
-    match (beside, &d_x) {
-        (Some(sum), Some(d_x)) => elementwise::add(gpu, &sum, d_x).map(Some),
-        _ => Ok(d_x),
+    backward: impl FnOnce(InputGradient<'_>) -> Result<(Option<Tensor>, Tensor)>,
+) -> Result<(Option<Tensor>, Tensor)> {
+    match so_far {
+        None => backward(InputGradient::New),
+        Some(sum) if !sum.is_shared() => backward(InputGradient::Onto(&sum)),
+        Some(sum) => {
+            let (d_x, d_w) = backward(InputGradient::New)?;
+            Ok((d_x.map(|d_x| elementwise::add(gpu, &sum, &d_x)).transpose()?, d_w))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::DeviceChoice;
+    use crate::num::rng::Stream;
+    use std::cell::RefCell;
+
+    /// P weights, and what came for each.
+    struct Stack {
+        w: Tensor,
+        home: Option<Tensor>,
+        got: RefCell<Vec<(ParamId, Tensor)>>,
+    }
+
+    impl Weights for Stack {
+        fn weight(&self, id: ParamId) -> Result<Tensor> {
+            Ok(self.w.unstack(id.0))
+        }
+
+        fn gradient_home(&self, ids: &[ParamId]) -> Result<Option<Tensor>> {
+            let homes: Vec<Tensor> =
+                self.home.iter().flat_map(|home| ids.iter().map(|id| home.unstack(id.0))).collect();
+            Ok(match homes.as_slice() {
+                [one] => Some(one.clone()),
+                many => Tensor::stacked(&many.iter().collect::<Vec<_>>()),
+            })
+        }
+
+        fn gradient(&self, id: ParamId, gradient: Tensor) -> Result<()> {
+            self.got.borrow_mut().push((id, gradient));
+            Ok(())
+        }
+
+        fn leave(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Gradients that lie side by side give what they give apart, also onto a sum, with a place for the weights' gradients, and
+    /// where one of them is missing.
+    #[test]
+    fn gradients_in_a_stack_are_those_apart() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        let (p, m, n, k) = (3, 64, 32, 48);
+        let make = |name: &str, shape: &[usize]| {
+            let stream = Stream::new(1, name);
+            let values: Vec<f32> =
+                (0..shape.iter().product::<usize>() as u64).map(|i| stream.normal(i)).collect();
+            Tensor::from_f32(&gpu, name, shape, DType::BF16, &values).unwrap()
+        };
+        let (x, w, d) = (make("x", &[m, k]), make("w", &[p, n, k]), make("d", &[p, m, n]));
+        let apart: Vec<Tensor> = (0..p)
+            .map(|i| {
+                let values = d.unstack(i).to_f32(&gpu).unwrap();
+                Tensor::from_f32(&gpu, "apart", &[m, n], DType::BF16, &values).unwrap()
+            })
+            .collect();
+        let ids = [0, 1, 2].map(ParamId);
+        for recipe in [Recipe::HighPrecision, Recipe::Rowwise] {
+            for (sum, place, missing) in [(false, false, false), (true, true, false), (true, false, true)] {
+                let run = |flows: Vec<Tensor>| {
+                    let home = place.then(|| make("home", &[p, n, k]));
+                    let weights = Stack { w: w.clone(), home, got: RefCell::default() };
+                    let mut grads: Vec<Option<Flow>> = flows.into_iter().map(|t| Some(t.into())).collect();
+                    if missing {
+                        grads[1] = None;
+                    }
+                    let so_far = sum.then(|| make("sum", &[m, k]));
+                    let input = Operand::new(&x, None);
+                    let d_x = linears(&gpu, &weights, grads, (&input, &ids, recipe), so_far).unwrap();
+                    let mut got = weights.got.into_inner();
+                    got.sort_by_key(|(id, _)| *id);
+                    let d_w: Vec<(ParamId, Vec<f32>)> =
+                        got.into_iter().map(|(id, t)| (id, t.to_f32(&gpu).unwrap())).collect();
+                    (d_x.unwrap().to_f32(&gpu).unwrap(), d_w)
+                };
+                let one = run((0..p).map(|i| d.unstack(i)).collect());
+                assert!(one == run(apart.clone()), "{recipe:?} {sum} {place} {missing}");
+                assert_eq!(one.1.len(), if missing { 2 } else { 3 });
+            }
+        }
     }
 }
