@@ -293,48 +293,49 @@ fn run_table(units: MatrixUnits) {
     check(&gpu, "nt of halves", &out, &want, &sizes, k);
 }
 
-/// Two results of each: forward in groups, and weights' gradients without, in parts.
+/// Two results of each: forward in groups, and weights' gradients without, in parts and whole.
 fn stacks(gpu: &Gpu, [m, n, k]: [usize; 3], ends: &[u32], offs: &Tensor) {
     let e = ends.len();
-    let size = |v: &[f64]| v.iter().map(|x| x.abs()).collect::<Vec<_>>();
     let (x, x_values) = codes(gpu, "x", &[m, k], Fp8::E4m3);
     let (w, w_values) = codes(gpu, "ws", &[2 * e, n, k], Fp8::E4m3);
-    let (d, d_values) = codes(gpu, "ds", &[2, m, n], Fp8::E5m2);
     let (by_m, m_factors) = factors(gpu, "m", m);
     let (by_n, n_factors) = factors(gpu, "n", 2 * e * n);
-    let (by_k, k_factors) = factors(gpu, "k", k);
-    let on_matrices = GemmOptions { kernel: Some(GemmKernel::Coop), ..GemmOptions::default() };
-    let [x, w, d] = [x, w, d].map(Codes::Rows);
-
     let scales = Some((Scale::per_row(&by_m), Scale::per_group(&by_n, n)));
-    let options = GemmOptions { offs: Some(offs), scales, ..on_matrices };
-    let out = gemm::nt_stacked(gpu, &x, &w, 2, DType::BF16, options).unwrap();
-    let each = |x: &[f64], w: &[f64]| {
-        let halves = w.chunks(w.len() / 2).zip(n_factors.chunks(e * n));
-        halves
-            .flat_map(|(w, col)| {
-                reference::nt(x, w, ends, n, k, Scales { row: Some(&m_factors), col: Some(col) })
-            })
-            .collect::<Vec<_>>()
-    };
-    let (want, sizes) = (each(&x_values, &w_values), each(&size(&x_values), &size(&w_values)));
+    let options = GemmOptions { offs: Some(offs), scales, kernel: Some(GemmKernel::Coop) };
+    let out = gemm::nt_stacked(gpu, &Codes::Rows(x), &Codes::Rows(w), 2, DType::BF16, options).unwrap();
+    let [want, sizes] = [false, true].map(|size| {
+        let of = |v: &[f64]| v.iter().map(|x| if size { x.abs() } else { *x }).collect::<Vec<_>>();
+        let x = of(&x_values);
+        let each = w_values.chunks(e * n * k).zip(n_factors.chunks(e * n)).map(|(w, col)| {
+            reference::nt(&x, &of(w), ends, n, k, Scales { row: Some(&m_factors), col: Some(col) })
+        });
+        each.flatten().collect::<Vec<_>>()
+    });
     check(gpu, "nt of a stack", &out, &want, &sizes, k);
+    for rows in [m, 100] {
+        weight_gradients(gpu, [rows, n, k]);
+    }
+}
 
-    let rows = n_factors[..2 * n].to_vec();
-    let by_n = Tensor::from_flat_f32(gpu, "rows", &rows).unwrap();
+fn weight_gradients(gpu: &Gpu, [m, n, k]: [usize; 3]) {
+    let (x, x_values) = codes(gpu, "x", &[m, k], Fp8::E4m3);
+    let (d, d_values) = codes(gpu, "ds", &[2, m, n], Fp8::E5m2);
+    let (by_n, n_factors) = factors(gpu, "n", 2 * n);
+    let (by_k, k_factors) = factors(gpu, "k", k);
     let scales = Some((Scale::per_group(&by_n, n), Scale::per_group(&by_k, k)));
+    let options = GemmOptions { offs: None, scales, kernel: Some(GemmKernel::Coop) };
     let out = Tensor::empty(gpu, "out", &[2, n, k], DType::F32).unwrap();
-    gemm::tn_stacked(gpu, &d, &x, &out, GemmOptions { scales, ..on_matrices }).unwrap();
-    let each = |d: &[f64], x: &[f64]| {
-        let halves = d.chunks(d.len() / 2).zip(rows.chunks(n));
-        halves
-            .flat_map(|(d, row)| {
-                reference::tn(d, x, &[m as u32], n, k, Scales { row: Some(row), col: Some(&k_factors) })
-            })
-            .collect::<Vec<_>>()
-    };
-    let (want, sizes) = (each(&d_values, &x_values), each(&size(&d_values), &size(&x_values)));
-    check(gpu, "tn of a stack", &out, &want, &sizes, m);
+    gemm::tn_stacked(gpu, &Codes::Rows(d), &Codes::Rows(x), &out, options).unwrap();
+    let [want, sizes] = [false, true].map(|size| {
+        let of = |v: &[f64]| v.iter().map(|x| if size { x.abs() } else { *x }).collect::<Vec<_>>();
+        let x = of(&x_values);
+        let each = d_values.chunks(m * n).zip(n_factors.chunks(n)).map(|(d, row)| {
+            let scales = Scales { row: Some(row), col: Some(&k_factors) };
+            reference::tn(&of(d), &x, &[m as u32], n, k, scales)
+        });
+        each.flatten().collect::<Vec<_>>()
+    });
+    check(gpu, &format!("tn of a stack, {m} rows"), &out, &want, &sizes, m);
 }
 
 #[test]
