@@ -317,7 +317,9 @@ mod tests {
                 (0..shape.iter().product::<usize>() as u64).map(|i| stream.normal(i)).collect();
             Tensor::from_f32(&gpu, name, shape, DType::BF16, &values).unwrap()
         };
-        let (x, w, d) = (make("x", &[m, k]), make("w", &[p, n, k]), make("d", &[p, m, n]));
+        // A shared expert's weight is (1, N, K), without groups.
+        let shapes = [vec![p, n, k], vec![p, 1, n, k]];
+        let (x, d) = (make("x", &[m, k]), make("d", &[p, m, n]));
         let apart: Vec<Tensor> = (0..p)
             .map(|i| {
                 let values = d.unstack(i).to_f32(&gpu).unwrap();
@@ -328,8 +330,9 @@ mod tests {
         for recipe in [Recipe::HighPrecision, Recipe::Rowwise] {
             for (sum, place, missing) in [(false, false, false), (true, true, false), (true, false, true)] {
                 let run = |flows: Vec<Tensor>| {
-                    let home = place.then(|| make("home", &[p, n, k]));
-                    let weights = Stack { w: w.clone(), home, got: RefCell::default() };
+                    let shape = &shapes[usize::from(place)];
+                    let home = place.then(|| make("home", shape));
+                    let weights = Stack { w: make("w", shape), home, got: RefCell::default() };
                     let mut grads: Vec<Option<Flow>> = flows.into_iter().map(|t| Some(t.into())).collect();
                     if missing {
                         grads[1] = None;

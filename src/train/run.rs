@@ -206,9 +206,15 @@ pub fn build(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &Mo
 /// A tensor over the adapter's limits, named before anything is allocated.
 pub fn plan(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &ModelArgs) -> Result<Gpu> {
     let planner = gpu.planner();
+    plan_on(&planner, config, comm, args)?;
+    Ok(planner)
+}
+
+/// [`plan`] on a planner.
+fn plan_on(planner: &Gpu, config: &Config, comm: &Arc<dyn Communicator>, args: &ModelArgs) -> Result<()> {
     let alone: Arc<dyn Communicator> = Arc::new(comm::Planned::new(comm.size()));
     let recipe = recipe(config, comm.size())?;
-    let mut trainer = Trainer::new(&planner, alone, args, &Converters::new(config), recipe)?;
+    let mut trainer = Trainer::new(planner, alone, args, &Converters::new(config), recipe)?;
     let t = &config.training;
     let tokens = t.local_batch_size * t.seq_len;
     let zeros = data::Batch {
@@ -221,7 +227,7 @@ pub fn plan(config: &Config, gpu: &Gpu, comm: &Arc<dyn Communicator>, args: &Mod
         let batches = vec![zeros.clone(); trainer.accumulation()];
         drop(trainer.step(&batches)?);
     }
-    Ok(planner)
+    Ok(())
 }
 
 impl<'a> Rank<'a> {
@@ -419,4 +425,37 @@ fn progress(steps: u64) -> Option<ProgressBar> {
     let style =
         ProgressStyle::with_template("{bar:30} step {pos}/{len}, {eta} to go").expect("a fixed template");
     Some(ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr()).with_style(style))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::{Caps, DeviceChoice, MatrixUnits};
+
+    /// The debug model's step on a GPU with matrix units, by what is launched: no CI adapter has them, and every op must take what the
+    /// one before it leaves there.
+    #[test]
+    fn the_debug_model_is_planned_for_matrix_units() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        let coop = Some(MatrixUnits::Coop16);
+        let caps = Caps { software: false, subgroup_max: 32, coop, max_binding: 1 << 31, ..gpu.caps() };
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/llama4_debug.toml");
+        let fp8 = [
+            "--model.converters=float8",
+            "--float8.recipe_name=rowwise",
+            "--float8.moe_fqns_prototype=experts,shared_expert",
+        ];
+        for overrides in [&[][..], &fp8[..]] {
+            let overrides: Vec<String> = overrides.iter().map(|word| (*word).to_owned()).collect();
+            let config = Config::load(Some(&path), &overrides).expect("a configuration").config;
+            let planner = gpu.planner_with(caps);
+            let comm: Arc<dyn Communicator> = Arc::new(comm::Solo::default());
+            plan_on(&planner, &config, &comm, &config.args).expect("a plan");
+            let launches = planner.launches();
+            // Of two steps: three forms of 24 dense and 27 linears of experts, less those that share a launch, and the head's.
+            let products = launches["gemm_coop.main"] / 2;
+            assert!((100..150).contains(&products), "{products} products a step: {launches:?}");
+            assert!(planner.counters().dispatches / 2 < 650, "{launches:?}");
+        }
+    }
 }

@@ -51,9 +51,16 @@ fn fits(gpu: &Gpu, x: &Tensor, w: &Tensor) -> bool {
 #[track_caller]
 fn stack_of(x: &Tensor, w: &Tensor, grouped: bool, recipe: Recipe) -> (usize, usize) {
     let shape = w.shape();
+    // As one weight of a dense linear may be (1, N, K).
+    let fits = match shape {
+        [p, _, _] => !grouped && *p > 0,
+        [p, e, _, _] => (grouped || *e == 1) && *p > 0,
+        _ => false,
+    };
     assert!(
-        shape.len() == 3 + usize::from(grouped) && shape[0] > 0,
-        "fp8_linear: a stack of weights is (P, N, K), or (P, E, N, K) in groups, not {shape:?}"
+        fits,
+        "fp8_linear: a stack of weights is (P, N, K), or (P, E, N, K) in groups, not {shape:?} {}",
+        if grouped { "in groups" } else { "without" }
     );
     (shape[0], check(x, &w.unstack(0), recipe))
 }
