@@ -81,7 +81,7 @@ fn json_has_every_field() {
         ),
         ("cross_entropy --shape 67x133", &["cross_entropy"], "gbps"),
         ("embedding --shape 267x33x50", &["embedding_forward", "embedding_backward"], "gbps"),
-        ("adamw --shape 1001", &["adamw"], "gbps"),
+        ("adamw --shape 1001", &["adamw", "adamw"], "gbps"),
         (
             "elementwise --shape 67x33",
             &["elementwise_add", "elementwise_cast", "elementwise_add_into"],
@@ -190,7 +190,7 @@ fn a_wrong_result_is_found_before_it_is_timed() {
         all.extend(tables::embeddings(&gpu, [267, 40, 50], dtype).expect("cases"));
         all.push(activations::rotation(&gpu, [2, 19, 3, 12], dtype).expect("a case"));
         all.push(activations::loss(&gpu, [67, 133], dtype).expect("a case"));
-        all.push(tables::update(&gpu, 1000).expect("a case"));
+        all.push(tables::update(&gpu, 1000, dtype).expect("a case"));
         all.into_iter().for_each(|case| wrong(&mut runner, case, 1.02));
     }
     wrong(&mut runner, moe::case(&gpu, [40, 16, 24, 3], Precision::Fp8).expect("a case"), 1.3);
@@ -310,7 +310,8 @@ fn bad_input_is_refused() {
         ("bench copy --profile", "step"),
         ("bench step --shape 2x64 --training.seq_len=0", "hint"),
         ("bench adamw --ranks 2", "one rank"),
-        ("bench adamw --precision bf16", "--precision bf16"),
+        ("bench adamw --precision fp8", "f32 and bf16"),
+        ("bench quantize --precision bf16", "--precision bf16"),
         ("bench rmsnorm swiglu --precision fp8", "f32 and bf16"),
         ("bench gemm --config configs/quickstart.toml", "bench step"),
         ("bench gemm --training.steps=3", "--shape"),

@@ -9,6 +9,7 @@ use moe8::comm::{self, Communicator, run_threads};
 use moe8::gpu::{DeviceChoice, Gpu};
 use moe8::nn::Converters;
 use moe8::num::DType;
+use moe8::train::trainer::Recipe;
 use mpirun::{is_child, succeed};
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ const GLOBAL: usize = 6;
 /// Losses of three f32 steps as one of `comm`'s ranks sees them.
 fn losses(comm: Arc<dyn Communicator>) -> moe8::Result<Vec<f64>> {
     let gpu = Gpu::open(&DeviceChoice::from_env())?;
-    let mut trainer = tiny::trainer(&gpu, comm.clone(), &Converters::none(), tiny::recipe(DType::F32, 3));
+    let recipe = Recipe { reshard: true, ..tiny::recipe(DType::F32, 3) };
+    let mut trainer = tiny::trainer(&gpu, comm.clone(), &Converters::none(), recipe);
     (0..3)
         .map(|step| {
             let batch = tiny::batch(step, GLOBAL, comm.rank(), comm.size());

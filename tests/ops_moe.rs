@@ -290,16 +290,19 @@ fn clip_factor_is_at_most_one() {
     }
 }
 
+/// The formula, and where a copy in bf16 is asked for, the bits of a cast of the parameter.
 #[test]
 fn adamw_follows_the_formula() {
     each_path(|| {
-        for (n, dtype, steps, factor) in [
-            (4usize, F32, 3u32, 1f32),
-            (1028, F32, 5, 0.37),
-            (65_540, F32, 2, 1.0),
-            (4, BF16, 3, 1.0),
-            (1028, BF16, 5, 0.37),
-            (65_540, BF16, 2, 1.0),
+        for (n, dtype, copies, steps, factor) in [
+            (4usize, F32, false, 3u32, 1f32),
+            (1028, F32, true, 5, 0.37),
+            (65_540, F32, false, 2, 1.0),
+            (4, BF16, true, 3, 1.0),
+            (1024, BF16, true, 2, 0.5),
+            (1028, BF16, false, 5, 0.37),
+            (4 * 1031, F32, true, 1, 1.0),
+            (65_540, BF16, true, 2, 1.0),
         ] {
             let cfg =
                 |step| adamw::Step { lr: 4e-3, beta1: 0.9, beta2: 0.95, eps: 1e-15, weight_decay: 0.1, step };
@@ -324,11 +327,24 @@ fn adamw_follows_the_formula() {
                 let [p, m, v] =
                     [&start, &zeros, &zeros].map(|x| Tensor::from_flat_f32(g, "state", x).unwrap());
                 let factor = Tensor::from_flat_f32(g, "factor", &[factor]).unwrap();
+                let shape = [n / 4, 4];
+                let low = copies.then(|| Tensor::empty(g, "copy", &shape, BF16).unwrap());
                 for step in 1..=steps {
-                    let grad = Tensor::from_f32(g, "grad", &[n / 4, 4], dtype, &grad(step)).unwrap();
-                    adamw::step(g, &p, &grad, &m, &v, &factor, &cfg(step)).unwrap();
+                    let grad = Tensor::from_f32(g, "grad", &shape, dtype, &grad(step)).unwrap();
+                    let state = adamw::State { param: &p, low: low.as_ref(), m: &m, v: &v };
+                    adamw::step(g, &state, &grad, &factor, &cfg(step)).unwrap();
                 }
-                [p, m, v].iter().flat_map(|t| t.to_f32(g).unwrap()).collect()
+                let all = [p, m, v].map(|t| t.to_f32(g).unwrap());
+                if let Some(low) = low {
+                    let param = Tensor::from_f32(g, "param", &shape, F32, &all[0]).unwrap();
+                    let cast = elementwise::cast(g, &param, BF16).unwrap();
+                    let [low, cast] = [&low, &cast].map(|t| t.to_f32(g).unwrap());
+                    let by_host = all[0].iter().map(|x| round(BF16, *x).to_bits());
+                    let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(&low) == bits(&cast), "copy of {n} by gradients in {dtype}");
+                    assert!(by_host.eq(bits(&low)), "copy of {n} by gradients in {dtype}, by the host");
+                }
+                all.concat()
             });
             let lr = 4e-3;
             close("parameter", &got[..n], &p, 2e-6 * lr * f64::from(steps), 3e-7 * f64::from(steps));

@@ -90,13 +90,14 @@ fn group(
     comm: Arc<dyn Communicator>,
     shapes: &[&[usize]],
     (param_dtype, accumulates): (DType, bool),
+    reshard: bool,
 ) -> Fsdp {
     let mut table = Table::default();
     for (i, shape) in shapes.iter().enumerate() {
         table.add(Spec { name: format!("p{i}"), shape: shape.to_vec(), block: 0, init: Init::Ones });
     }
     let wrapped = vec![false; shapes.len()];
-    let policy = Policy { param_dtype, reduce_dtype: DType::F32, reshard: true, accumulates, wrapped };
+    let policy = Policy { param_dtype, reduce_dtype: DType::F32, reshard, accumulates, wrapped };
     Fsdp::new(gpu, comm, table, policy).expect("parameters")
 }
 
@@ -107,7 +108,7 @@ fn gradients_are_written_where_they_are_kept() {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
     let shapes: [&[usize]; 6] = [&[3, 8, 16], &[3, 8, 16], &[3, 8, 16], &[5, 7], &[5, 7], &[16]];
     for dtype in [DType::F32, DType::BF16] {
-        let fsdp = group(&gpu, Arc::new(Solo::new()), &shapes, (dtype, false));
+        let fsdp = group(&gpu, Arc::new(Solo::new()), &shapes, (dtype, false), true);
         assert_eq!(fsdp.grads.dtype(), dtype);
         let home = |fsdp: &Fsdp, ids: &[usize]| {
             let ids: Vec<ParamId> = ids.iter().map(|i| ParamId(*i)).collect();
@@ -160,7 +161,7 @@ fn gradients_that_add_up_are_f32() {
     for ((ranks, compute, accumulates), dtype, homes) in cases {
         let found = run_threads(ranks, |comm| {
             let gpu = Gpu::open(&DeviceChoice::from_env())?;
-            let fsdp = group(&gpu, Arc::from(comm), &[&[5, 7]], (compute, accumulates));
+            let fsdp = group(&gpu, Arc::from(comm), &[&[5, 7]], (compute, accumulates), true);
             let has_home = |added: bool| -> moe8::Result<bool> {
                 fsdp.start(added);
                 Ok(fsdp.gradient_home(&[ParamId(0)])?.is_some())
@@ -172,12 +173,93 @@ fn gradients_that_add_up_are_f32() {
     }
 }
 
+/// Only where one rank keeps whole parameters in bf16 may an optimizer write them.
+#[test]
+fn one_rank_in_bf16_lets_the_optimizer_cast() {
+    use DType::{BF16, F32};
+    let cases = [
+        // ranks, compute dtype, reshard -> an optimizer writes bf16
+        ((1, BF16, false), true),
+        ((1, BF16, true), false),
+        ((1, F32, false), false),
+        ((2, BF16, false), false),
+    ];
+    for ((ranks, compute, reshard), expected) in cases {
+        let found = run_threads(ranks, |comm| {
+            let gpu = Gpu::open(&DeviceChoice::from_env())?;
+            let fsdp = group(&gpu, Arc::from(comm), &[&[5, 7]], (compute, false), reshard);
+            let mut found = None;
+            fsdp.update(|shards| {
+                found = shards.low().map(|low| low.dtype());
+                Ok(())
+            })?;
+            Ok(found)
+        });
+        let expected = vec![expected.then_some(BF16); ranks];
+        assert_eq!(found.expect("a group"), expected, "{ranks} ranks, {compute}, reshard {reshard}");
+    }
+}
+
+/// What an optimizer wrote is used as it lies. What it left alone, or what failed, is cast again, as are weights that were set; so
+/// nobody ever sees an old weight.
+#[test]
+fn gathered_weights_are_those_of_now() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let fsdp = group(&gpu, Arc::new(Solo::new()), &[&[3, 8, 16], &[5, 7], &[9]], (DType::BF16, false), false);
+    // The weights as the next pass gets them, all alike, and launches until it has them.
+    let look = || {
+        let before = gpu.counters().dispatches;
+        let all = [0, 1, 2].map(|id| fsdp.weight(ParamId(id)).expect("a weight"));
+        let launches = gpu.counters().dispatches - before;
+        assert!(all.iter().all(|w| w.dtype() == DType::BF16));
+        (all.map(|w| w.to_f32(&gpu).expect("values")), launches)
+    };
+    let like = |x: f32| [vec![x; 384], vec![x; 35], vec![x; 9]];
+    let fill = |store: &moe8::params::Store, x: f32| {
+        for t in store.segments() {
+            t.write_f32(&gpu, &vec![x; t.numel()]).expect("written");
+        }
+    };
+    (0..3).for_each(|id| fsdp.set(ParamId(id), &|_| 0.25).expect("set"));
+    assert_eq!(look(), (like(0.25), 1), "the first time");
+    assert_eq!(look(), (like(0.25), 0), "kept");
+    // What a dutiful optimizer writes, here something that no cast would give.
+    let written = |shards: &moe8::params::Shards<'_>| {
+        fill(shards.master, 0.5);
+        fill(shards.low().expect("memory in bf16"), 0.75);
+        Ok(())
+    };
+    fsdp.update(written).expect("an update");
+    assert_eq!(look(), (like(0.75), 0), "written by the optimizer");
+    fsdp.update(|shards| {
+        fill(shards.master, 1.5);
+        Ok(())
+    })
+    .expect("an update");
+    assert_eq!(look(), (like(1.5), 1), "an optimizer that knows of no copy");
+    let failed = fsdp.update(|shards| {
+        written(shards)?;
+        Err(moe8::Error::user("halfway", "again"))
+    });
+    assert!(failed.is_err());
+    assert_eq!(look(), (like(0.5), 1), "an update that failed");
+    fsdp.set(ParamId(1), &|_| 2.0).expect("set");
+    let [a, _, c] = like(0.5);
+    assert_eq!(look(), ([a, vec![2.0; 35], c], 1), "set");
+    fsdp.set(ParamId(1), &|_| 3.0).expect("set");
+    fsdp.update(written).expect("an update");
+    assert_eq!(look(), (like(0.5), 1), "set before an update");
+    fill(&fsdp.master, 4.0);
+    fsdp.invalidate();
+    assert_eq!(look(), (like(4.0), 1), "written by others");
+}
+
 /// Sums are never rounded to bf16 in silence.
 #[test]
 #[should_panic(expected = "the policy says one pass a step")]
 fn a_pass_too_many_is_refused() {
     let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
-    group(&gpu, Arc::new(Solo::new()), &[&[5, 7]], (DType::BF16, false)).start(true);
+    group(&gpu, Arc::new(Solo::new()), &[&[5, 7]], (DType::BF16, false), true).start(true);
 }
 
 /// The contract of the all-gather hooks: step 0 makes a parameter, later gathers must land in its memory, and kind and dtype

@@ -10,6 +10,7 @@ use moe8::nn::{Converters, Seed};
 use moe8::num::DType;
 use moe8::params::ParamId;
 use moe8::train::trainer::{Recipe, StepStats, Trainer};
+use moe8::train::weights::FileDtype;
 use std::sync::Arc;
 
 /// Room for the largest tensor of the tiny model, but not for all parameters at once.
@@ -187,6 +188,76 @@ fn gradients_in_the_compute_dtype_change_no_bit() {
         same_bits(&stats, &wide.1);
         assert!(bits == wide.2, "bits of gradients and weights");
         assert!(stats[STEPS - 1].loss < stats[0].loss, "it learns: {stats:?}");
+    }
+}
+
+/// What a trainer holds: the bits of its weights, and of the logits that it gives now.
+fn state(trainer: &Trainer) -> Vec<u32> {
+    let mut values = trainer.logits(&tiny::batch(9, 2, 0, 1)).expect("logits");
+    values.extend(trainer.fsdp.table().iter().flat_map(|(id, _)| trainer.weights(id).expect("weights")));
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+/// Weights that the optimizer writes in bf16, weights that are cast after every step, and weights that are freed between the passes:
+/// the same bits. The optimizer's spares a launch per block and step, and the memory is that of the casts.
+#[test]
+fn weights_that_the_optimizer_casts_change_no_bit() {
+    const STEPS: usize = 4;
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    for (converters, accumulation) in [(Converters::none(), 1), (tiny::rowwise(), 1), (tiny::rowwise(), 2)] {
+        let [kept, cast, freed] = [(false, false), (false, true), (true, false)].map(|(reshard, forget)| {
+            let recipe = Recipe { reshard, accumulation, ..tiny::recipe(DType::BF16, STEPS) };
+            let mut trainer = tiny::trainer(&gpu, solo(), &converters, recipe);
+            let before = gpu.counters().dispatches;
+            let mut stats = Vec::new();
+            for step in 0..STEPS {
+                let batches: Vec<_> = (0..accumulation).map(|i| tiny::batch(step + i, 2, 0, 1)).collect();
+                let pending = trainer.step(&batches).expect("a step");
+                stats.push(trainer.read(pending).expect("numbers"));
+                if forget {
+                    trainer.fsdp.invalidate();
+                }
+            }
+            let launches = gpu.counters().dispatches - before;
+            (stats, launches, state(&trainer), trainer.fsdp.table().blocks())
+        });
+        same_bits(&kept.0, &cast.0);
+        same_bits(&kept.0, &freed.0);
+        assert!(kept.2 == cast.2 && kept.2 == freed.2, "bits of weights and logits");
+        let spared = ((STEPS - 1) * kept.3) as u64;
+        assert_eq!(kept.1 + spared, cast.1, "a cast of each block after each step but the last");
+        assert!(cast.1 < freed.1, "{} {}", cast.1, freed.1);
+    }
+}
+
+/// Weights that are set or loaded in the middle of a run are those of the next pass.
+#[test]
+fn weights_set_in_the_middle_are_used_at_once() {
+    let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+    let file = tempfile::tempdir().expect("a folder");
+    let file = file.path().join("model.safetensors");
+    for (dtype, reshard) in [(DType::BF16, false), (DType::BF16, true), (DType::F32, false)] {
+        let new = || {
+            let recipe = Recipe { reshard, ..tiny::recipe(dtype, 8) };
+            tiny::trainer(&gpu, solo(), &tiny::rowwise(), recipe)
+        };
+        let (fresh, mut trainer) = (state(&new()), new());
+        run(&mut trainer, 2);
+        let trained = state(&trainer);
+        assert!(trained != fresh);
+        moe8::train::state::save(&trainer, &file, FileDtype::F32).expect("saved");
+        // One that has used its own weights, and another that has moved them.
+        let loaded = new();
+        assert!(state(&loaded) == fresh);
+        moe8::train::state::load(&loaded, &file).expect("loaded");
+        assert!(state(&loaded) == trained, "loaded, {dtype}, reshard {reshard}");
+        run(&mut trainer, 2);
+        moe8::train::state::load(&trainer, &file).expect("loaded");
+        assert!(state(&trainer) == trained, "loaded after more steps, {dtype}, reshard {reshard}");
+        run(&mut trainer, 1);
+        trainer.initialize(Seed(7)).expect("initial weights");
+        trainer.set_bias(1, &[0.0; 4]).expect("a bias");
+        assert!(state(&trainer) == fresh, "set, {dtype}, reshard {reshard}");
     }
 }
 

@@ -101,7 +101,7 @@ impl Op {
     /// Precisions that it can be measured in, other than its only one.
     pub fn precisions(self) -> &'static [Precision] {
         match self {
-            Op::Copy | Op::Quantize | Op::AdamW => &[],
+            Op::Copy | Op::Quantize => &[],
             Op::Gemm | Op::Grouped | Op::Linear | Op::Moe | Op::Step => &Precision::ALL,
             _ => &Precision::ALL[..2],
         }
@@ -281,7 +281,10 @@ fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
             .precisions(&[Precision::Bf16, Precision::Fp8])
             .into_iter()
             .try_for_each(|precision| runner.case(&moe::case(&gpu, numbers(op, shape)?, precision)?)),
-        Op::AdamW => runner.case(&tables::update(&gpu, count(shape, "parameters")?)?),
+        Op::AdamW => plan
+            .precisions(&[Precision::F32, Precision::Bf16])
+            .into_iter()
+            .try_for_each(|p| runner.case(&tables::update(&gpu, count(shape, "parameters")?, dtype(p))?)),
         op if op.is_bound_by_memory() => plan.precisions(&[Precision::Bf16]).into_iter().try_for_each(|p| {
             let cases = by_memory(&gpu, op, shape, dtype(p))?;
             cases.iter().try_for_each(|case| runner.case(case))

@@ -237,20 +237,22 @@ pub fn embeddings(gpu: &Gpu, [t, d, v]: [usize; 3], dtype: DType) -> Result<Vec<
 /// Names of the state that an update changes.
 const STATE: [&str; 3] = ["param", "first moment", "second moment"];
 
-/// Value `i` of the state or gradient called `name`; second moments are positive.
+/// Value `i` of the state called `name`; second moments are positive.
 fn value(name: &str, i: usize) -> f32 {
     let x = Random::new(name, 1.0, DType::F32).value(i);
     if name == STATE[2] { x.abs() } else { x }
 }
 
-/// One update of `n` parameters.
+/// One update of `n` parameters by gradients in `dtype`; in bf16 it also writes the parameters in bf16, as where one rank computes in
+/// it.
 ///
 /// # Errors
 /// Limits or memory of the device.
-pub fn update(gpu: &Gpu, n: usize) -> Result<Case> {
+pub fn update(gpu: &Gpu, n: usize, dtype: DType) -> Result<Case> {
     let shape = [n.div_ceil(4), 4];
     let n = 4 * shape[0];
-    let grad = Random::new("gradient", 1.0, DType::F32).tensor(gpu, "gradient", &shape)?;
+    let grad = Random::new("gradient", 1.0, dtype).tensor(gpu, "gradient", &shape)?;
+    let low = (dtype == DType::BF16).then(|| Tensor::empty(gpu, "copy", &shape, dtype)).transpose()?;
     let state = STATE.map(|name| {
         let values: Vec<f32> = (0..n).map(|i| value(name, i)).collect();
         InPlace::new(gpu, Tensor::from_f32(gpu, name, &shape, DType::F32, &values)?)
@@ -260,15 +262,19 @@ pub fn update(gpu: &Gpu, n: usize) -> Result<Case> {
     let coefficient = Tensor::from_flat_f32(gpu, "coefficient", &[0.5])?;
     let cfg = adamw::Step { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     let run = move |gpu: &Gpu| {
-        let [param, first, second] = [state[0].get(gpu)?, state[1].get(gpu)?, state[2].get(gpu)?];
-        adamw::step(gpu, param, &grad, first, second, &coefficient, &cfg)?;
-        Ok(vec![param.clone(), first.clone(), second.clone()])
+        let [param, m, v] = [state[0].get(gpu)?, state[1].get(gpu)?, state[2].get(gpu)?];
+        let state = adamw::State { param, low: low.as_ref(), m, v };
+        adamw::step(gpu, &state, &grad, &coefficient, &cfg)?;
+        Ok([param, m, v].into_iter().chain(&low).cloned().collect())
     };
-    Ok(case("adamw", &[n], DType::F32, 28 * n, run, move |gpu, results| updated(gpu, &cfg, results)))
+    // Three f32 read and written, the gradient read, its like written as the copy: 28 bytes either way.
+    let copy = if dtype == DType::BF16 { dtype.size() } else { 0 };
+    let bytes = (6 * DType::F32.size() + dtype.size() + copy) * n;
+    Ok(case("adamw", &[n], dtype, bytes, run, move |gpu, results| updated(gpu, dtype, &cfg, results)))
 }
 
-/// The state is what the reference makes of its first values.
-fn updated(gpu: &Gpu, cfg: &adamw::Step, results: &[Tensor]) -> Result<Check> {
+/// The state is what the reference makes of its first values, and so is the copy.
+fn updated(gpu: &Gpu, dtype: DType, cfg: &adamw::Step, results: &[Tensor]) -> Result<Check> {
     let wide = reference::adamw::Options {
         lr: f64::from(cfg.lr),
         beta1: f64::from(cfg.beta1),
@@ -277,18 +283,19 @@ fn updated(gpu: &Gpu, cfg: &adamw::Step, results: &[Tensor]) -> Result<Check> {
         weight_decay: f64::from(cfg.weight_decay),
     };
     let at = places(results[0].rows(), 4, SAMPLES);
+    let grad = Random::new("gradient", 1.0, dtype);
     let step = |(r, c): (usize, usize)| {
         let [mut p, mut m, mut v] = STATE.map(|name| [f64::from(value(name, 4 * r + c))]);
         let state = reference::adamw::State { p: &mut p, m: &mut m, v: &mut v };
-        reference::adamw::step(wide, cfg.step as i32, 0.5, state, &[f64::from(value("gradient", 4 * r + c))]);
-        [p[0], m[0], v[0]]
+        reference::adamw::step(wide, cfg.step as i32, 0.5, state, &[f64::from(grad.value(4 * r + c))]);
+        [p[0], m[0], v[0], p[0]]
     };
-    let want: Vec<[f64; 3]> = at.iter().copied().map(step).collect();
+    let want: Vec<[f64; 4]> = at.iter().copied().map(step).collect();
     let mut all = Check::default();
-    for (i, name) in STATE.into_iter().enumerate() {
-        let one = |(p, w): (&(usize, usize), &[f64; 3])| sample(*p, w[i], (DType::F32, 2.0), 1e-6);
+    for (i, (name, result)) in STATE.into_iter().chain(["copy"]).zip(results).enumerate() {
+        let one = |(p, w): (&(usize, usize), &[f64; 4])| sample(*p, w[i], (result.dtype(), 2.0), 1e-6);
         let samples: Vec<Sample> = at.iter().zip(&want).map(one).collect();
-        all = all.and(Check::tensor(gpu, name, &results[i], &samples)?);
+        all = all.and(Check::tensor(gpu, name, result, &samples)?);
     }
     Ok(all)
 }

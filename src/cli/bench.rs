@@ -125,7 +125,7 @@ fn refuse_strangers(args: &BenchArgs, ops: &[Op], overrides: &[String]) -> Resul
         op.precisions().iter().any(|p| args.precision.as_deref().is_none_or(|name| name == p.name()))
     };
     let of_groups = "the rows of quantize, grouped and op fall into groups";
-    let of_precision = "gemm, grouped, op, moe and step have f32, bf16 and fp8; copy, quantize and adamw one precision only; \
+    let of_precision = "gemm, grouped, op, moe and step have f32, bf16 and fp8; copy and quantize one precision only; \
                         the others f32 and bf16";
     let of_config =
         "a configuration and its keys are for `moe8 bench step`; other sizes are chosen with --shape";

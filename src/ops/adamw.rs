@@ -1,7 +1,7 @@
 //! AdamW over a flat f32 segment in one dispatch.
 //!
 //! Definition: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2, as
-//! `torch.optim.AdamW` (PyTorch 2.8) computes it; all state in f32.
+//! `torch.optim.AdamW` (PyTorch 2.8) computes it; all state in f32, the new parameter also in bf16 where that is asked for.
 //! Tolerance against the same formula in f64: a few f32 roundings of each state (1e-6 relative on m and v), and of
 //! the update, whose division and square root WGSL allows 2.5 ulp each: 2e-6 of lr plus 2^-23 of the parameter.
 
@@ -46,23 +46,33 @@ pub struct Step {
     pub step: u32,
 }
 
-/// Updates `param`, `m` and `v` in place from `coefficient[0] * grad`.
+/// What a step writes; of one length in whole quads (a flat segment or a tensor of quads).
+#[derive(Clone, Copy, Debug)]
+pub struct State<'a> {
+    /// The parameter, f32.
+    pub param: &'a Tensor,
+    /// The parameter in bf16, for the products: only written, with what [`cast`](super::elementwise::cast) would make of `param`
+    /// after the step, bit for bit.
+    pub low: Option<&'a Tensor>,
+    /// First moment, f32.
+    pub m: &'a Tensor,
+    /// Second moment, f32.
+    pub v: &'a Tensor,
+}
+
+/// Updates `state` in place from `coefficient[0] * grad`.
 ///
-/// The four are f32, the gradient f32 or bf16, of one length in whole quads (a flat segment or a tensor of quads),
-/// `coefficient` is flat `[1]`: the clip factor. They must lie in different buffers.
+/// `grad` is f32 or bf16, as long as the state; `coefficient` is flat `[1]`: the clip factor. They must all lie in different
+/// buffers.
 ///
 /// # Errors
 /// What the device reported.
+///
+/// # Panics
+/// On other dtypes, or lengths that differ.
 #[track_caller]
-pub fn step(
-    gpu: &Gpu,
-    param: &Tensor,
-    grad: &Tensor,
-    m: &Tensor,
-    v: &Tensor,
-    coefficient: &Tensor,
-    cfg: &Step,
-) -> Result<()> {
+pub fn step(gpu: &Gpu, state: &State<'_>, grad: &Tensor, coefficient: &Tensor, cfg: &Step) -> Result<()> {
+    let State { param, low, m, v } = *state;
     for t in [param, m, v] {
         assert_eq!(t.dtype(), DType::F32, "adamw: state {:?} is f32", t.shape());
     }
@@ -72,12 +82,17 @@ pub fn step(
         assert_eq!(t.bytes() % size, 0, "adamw: segment {:?} is whole quads", t.shape());
         t.bytes() / size
     };
-    for t in [grad, m, v] {
+    if let Some(low) = low {
+        assert_eq!(low.dtype(), DType::BF16, "adamw: copy {:?} is bf16", low.shape());
+    }
+    for t in [grad, m, v].into_iter().chain(low) {
         assert_eq!(quads(t), quads(param), "adamw: {:?} and {:?}", t.shape(), param.shape());
     }
     let params = params(cfg, quads(param));
-    let bindings = [grad.read(), coefficient.read(), param.write(), m.write(), v.write()];
-    gpu.dispatch(&MAIN, &variant(grad.dtype()), &params, &bindings, params.quads.div_ceil(256))
+    let mut bindings = vec![grad.read(), coefficient.read(), param.write(), m.write(), v.write()];
+    bindings.extend(low.map(Tensor::write));
+    let variant = variant(grad.dtype(), low.is_some());
+    gpu.dispatch(&MAIN, &variant, &params, &bindings, params.quads.div_ceil(256))
 }
 
 /// The shader's numbers, rounded once from f64.
@@ -98,11 +113,13 @@ fn params(cfg: &Step, quads: u64) -> AdamW {
     }
 }
 
-fn variant(grad: DType) -> Variant {
-    Variant::new().quad("G", grad)
+fn variant(grad: DType, copies: bool) -> Variant {
+    let variant = Variant::new().constant("COPIES", copies.into()).quad("G", grad);
+    if copies { variant.quad("LOW", DType::BF16) } else { variant }
 }
 
 /// Every variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
-    GRADIENTS.map(|grad| (MAIN, variant(grad))).to_vec()
+    let both = |grad| [false, true].map(|copies| (MAIN, variant(grad, copies)));
+    GRADIENTS.into_iter().flat_map(both).collect()
 }

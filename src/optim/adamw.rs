@@ -4,7 +4,7 @@ use crate::Result;
 use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::adamw;
-use crate::params::{Layout, Store};
+use crate::params::{Layout, Shards, Store};
 use crate::tensor::Tensor;
 
 /// The numbers that do not change from step to step.
@@ -38,24 +38,20 @@ impl AdamW {
         Ok(AdamW { hyper, m, v: Store::zeros(gpu, layout, DType::F32, "second moment")?, steps: 0 })
     }
 
-    /// One update of `params` from `grads` times `coefficient` (flat f32 (1): the clipping factor).
+    /// One update of `shards` from their gradients times `coefficient` (flat f32 (1): the clipping factor).
     ///
     /// # Errors
     /// What the device reported.
-    pub fn step(
-        &mut self,
-        gpu: &Gpu,
-        params: &Store,
-        grads: &Store,
-        coefficient: &Tensor,
-        lr: f32,
-    ) -> Result<()> {
+    pub fn step(&mut self, gpu: &Gpu, shards: &Shards<'_>, coefficient: &Tensor, lr: f32) -> Result<()> {
         self.steps += 1;
         let Hyper { beta1, beta2, eps, weight_decay } = self.hyper;
         let step = adamw::Step { lr, beta1, beta2, eps, weight_decay, step: self.steps };
         let moments = self.m.segments().into_iter().zip(self.v.segments());
-        for ((param, grad), (m, v)) in params.segments().iter().zip(grads.segments()).zip(moments) {
-            adamw::step(gpu, param, &grad, &m, &v, coefficient, &step)?;
+        let low = shards.low().map(Store::segments).unwrap_or_default();
+        let values = shards.master.segments().into_iter().zip(shards.grads.segments());
+        for (i, ((param, grad), (m, v))) in values.zip(moments).enumerate() {
+            let state = adamw::State { param: &param, low: low.get(i), m: &m, v: &v };
+            adamw::step(gpu, &state, &grad, coefficient, &step)?;
         }
         Ok(())
     }

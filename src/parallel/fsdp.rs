@@ -5,7 +5,7 @@
 //! to `reduce_dtype`, reduce-scatter their mean, add to the f32 shard. One rank is not a special case: its all-gather
 //! returns its input.
 
-use super::home::{Home, offsets};
+use super::home::{self, Home, offsets};
 use super::hooks::{self, Unsharded};
 use super::policy::Policy;
 use crate::Result;
@@ -14,13 +14,10 @@ use crate::comm::reduce::{self, Op};
 use crate::gpu::{Buffer, Gpu};
 use crate::num::DType;
 use crate::ops::elementwise;
-use crate::params::{Layout, ParamId, Place, Store, Table, Weights};
+use crate::params::{Layout, ParamId, Place, Shards, Store, Table, Weights};
 use crate::tensor::{Tensor, quad_bytes};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-
-/// Values that are worth a thread of their own.
-const LEAST_VALUES: usize = 1 << 14;
 
 /// Bytes that this rank put on the wire so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,9 +31,9 @@ pub struct WireBytes {
 /// An FSDP group: what is gathered, freed and reduced together.
 struct Block {
     members: Vec<ParamId>,
-    /// The memory of the whole parameters; freed on reshard, kept otherwise.
+    /// The memory of the whole parameters, where they do not lie in a store; freed on reshard, kept otherwise.
     home: Option<Home>,
-    /// Whether `home` holds the current values.
+    /// Whether what was gathered is current.
     live: bool,
     /// The parameters as the last gather left them; their memory goes with `home`.
     params: Vec<Tensor>,
@@ -53,8 +50,10 @@ pub struct Fsdp {
     table: Table,
     layout: Layout,
     policy: Policy,
-    /// f32 master shards.
+    /// f32 master shards; who writes them other than by [`Fsdp::set`] and [`Fsdp::update`] calls [`Fsdp::invalidate`].
     pub master: Store,
+    /// All whole parameters in bf16, instead of homes: where [`Policy::keeps_low`].
+    low: Option<Store>,
     /// Gradient shards of the step, in [`Policy::gradient_dtype`].
     pub grads: Store,
     blocks: RefCell<Vec<Block>>,
@@ -81,8 +80,11 @@ impl Fsdp {
             })
             .collect();
         let kept = policy.gradient_dtype(comm.size());
+        let low = policy.keeps_low(comm.size());
+        let low = low.then(|| Store::zeros(gpu, &layout, DType::BF16, "weights in bf16")).transpose()?;
         Ok(Fsdp {
             master: Store::zeros(gpu, &layout, DType::F32, "master weights")?,
+            low,
             grads: Store::zeros(gpu, &layout, kept, "gradients")?,
             gpu: gpu.clone(),
             comm,
@@ -116,36 +118,16 @@ impl Fsdp {
         self.wire.get()
     }
 
-    /// Sets this rank's shard of a parameter; `value(i)` gives element i of the whole, row-major. All cores ask for values.
+    /// Sets this rank's shard of a parameter; `value(i)` gives element i of the whole, row-major. All cores ask for values. Whoever
+    /// asks for the parameter next gets them.
     ///
     /// # Errors
     /// What the device reported.
     pub fn set(&self, id: ParamId, value: &(dyn Fn(usize) -> f32 + Sync)) -> Result<()> {
         let (spec, place) = (self.table.spec(id), self.layout.place(id));
         let cols = spec.shape.last().copied().unwrap_or(1);
-        let width = cols.div_ceil(4) * 4;
-        let (from, to) = place.range(self.comm.rank());
-        let mut shard = vec![0f32; place.quads() * 4];
-        let (start, used) = (from * place.unit * 4, (to - from) * place.unit * 4);
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let part = used.div_ceil(cores).max(LEAST_VALUES);
-        let fill = |first: usize, slots: &mut [f32]| {
-            for (i, slot) in slots.iter_mut().enumerate() {
-                let (row, col) = ((first + i) / width, (first + i) % width);
-                if col < cols {
-                    *slot = value(row * cols + col);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            let mut parts = shard[..used].chunks_mut(part).enumerate();
-            // The first part is this thread's own.
-            let own = parts.next();
-            for (i, slots) in parts {
-                scope.spawn(move || fill(start + i * part, slots));
-            }
-            own.into_iter().for_each(|(_, slots)| fill(start, slots));
-        });
+        let shard = place.values(self.comm.rank(), cols, value);
+        self.blocks.borrow_mut()[spec.block].live = false;
         let target = self.master.shard(place);
         let (buffer, offset) = target.memory();
         self.gpu.upload(buffer, offset, bytemuck::cast_slice(&shard))
@@ -186,7 +168,21 @@ impl Fsdp {
         self.backward.set(true);
     }
 
-    /// Forgets all gathered weights: the optimizer has changed the shards.
+    /// Lets `step`, an optimizer's, change the master weights. What was gathered is forgotten, or stays where `step` wrote that
+    /// too ([`Shards::low`]), and is not gathered again.
+    ///
+    /// # Errors
+    /// Those of `step`.
+    pub fn update(&self, step: impl FnOnce(&Shards<'_>) -> Result<()>) -> Result<()> {
+        let shards = Shards::new(&self.master, &self.grads, self.low.as_ref());
+        let done = step(&shards);
+        if done.is_err() || !shards.has_low() {
+            self.invalidate();
+        }
+        done
+    }
+
+    /// Forgets all gathered weights: something other than [`Fsdp::set`] and [`Fsdp::update`] has changed the master weights.
     pub fn invalidate(&self) {
         for block in self.blocks.borrow_mut().iter_mut() {
             block.live = false;
@@ -229,31 +225,38 @@ impl Fsdp {
         Ok(counts)
     }
 
+    /// The whole parameters of a block, just gathered.
+    fn gathered(&self, block: &mut Block) -> Result<Vec<Tensor>> {
+        let (dtype, alone) = (self.policy.param_dtype, self.comm.size() == 1);
+        let places = self.places(&block.members);
+        let shapes = block.members.iter().map(|id| &self.table.spec(*id).shape);
+        // The all-gather of one rank's f32 shards returns its input.
+        let as_they_lie = (alone && dtype == DType::F32).then_some(&self.master);
+        if let Some(store) = self.low.as_ref().or(as_they_lie) {
+            if let Some(low) = &self.low {
+                home::cast(&self.gpu, &self.master, low, &places)?;
+            }
+            return Ok(places.iter().zip(shapes).map(|(place, shape)| store.whole(place, shape)).collect());
+        }
+        let home = match block.home.take() {
+            Some(home) => home,
+            None => self.home(&block.members, dtype)?,
+        };
+        if alone {
+            home.cast(&self.gpu, &self.master, &places, dtype)?;
+        } else {
+            self.gather(&block.members, &home, dtype)?;
+        }
+        let views = shapes.zip(&home.offsets);
+        let views = views.map(|(shape, at)| Tensor::view(&home.buffer, *at, shape, dtype)).collect();
+        block.home = Some(home);
+        Ok(views)
+    }
+
     /// Gathers a block: cast, all-gather straight into its home, and the hook that makes parameters of it.
     fn unshard(&self, block: &mut Block) -> Result<()> {
         let dtype = self.policy.param_dtype;
-        let alone = self.comm.size() == 1;
-        let views: Vec<Tensor> = if alone && dtype == DType::F32 {
-            // The all-gather of one rank's f32 shards returns its input.
-            let whole = |id: &ParamId| self.master.whole(self.layout.place(*id), &self.table.spec(*id).shape);
-            block.members.iter().map(whole).collect()
-        } else {
-            let home = match block.home.take() {
-                Some(home) => home,
-                None => self.home(&block.members, dtype)?,
-            };
-            if alone {
-                home.cast(&self.gpu, &self.master, &self.places(&block.members), dtype)?;
-            } else {
-                self.gather(&block.members, &home, dtype)?;
-            }
-            let views = block.members.iter().zip(&home.offsets);
-            let views = views
-                .map(|(id, at)| Tensor::view(&home.buffer, *at, &self.table.spec(*id).shape, dtype))
-                .collect();
-            block.home = Some(home);
-            views
-        };
+        let views = self.gathered(block)?;
         let mut kinds = Vec::new();
         block.params.clear();
         for (i, (id, view)) in block.members.iter().zip(views).enumerate() {

@@ -53,6 +53,15 @@ impl Home {
     }
 }
 
+/// One rank's all-gather of a block that stays: into `low`, a store in bf16 that is laid out as `master` is; one launch per segment.
+pub(super) fn cast(gpu: &Gpu, master: &Store, low: &Store, places: &[&Place]) -> Result<()> {
+    for run in places.chunk_by(|a, b| a.segment == b.segment) {
+        let (first, last) = (run[0], run[run.len() - 1]);
+        hooks::pre_all_gather(gpu, &master.range(first, last), &low.range(first, last))?;
+    }
+    Ok(())
+}
+
 /// Offsets of pieces of these sizes, each a multiple of `align`, and the end.
 pub(super) fn offsets(sizes: &[u64], align: u64) -> (Vec<u64>, u64) {
     let mut end = 0u64;

@@ -4,6 +4,11 @@
 //! PR #2455 (2025-07-02): the downcast to the policy's dtype comes *before* the gather, so the wire carries that dtype;
 //! fp8 comes after it, inside the grouped GEMM, once per direction. The cast is element-wise, so it commutes with
 //! the gather bit for bit.
+//!
+//! One rank's gather moves nothing, so all that stands between the optimizer's write of an f32 weight and the parameter in bf16 is
+//! that cast, of each value alone. There the optimizer may write its result (see `Policy::keeps_low`): the same bits in the memory
+//! that [`post_all_gather`] made a parameter of, and no gather for the hooks to stand on either side of. What is gathered after
+//! all (the first time, and after weights were set) goes through both, as on many ranks.
 
 use crate::gpu::Gpu;
 use crate::num::DType;

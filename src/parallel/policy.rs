@@ -23,4 +23,10 @@ impl Policy {
     pub fn gradient_dtype(&self, ranks: usize) -> DType {
         if ranks == 1 && !self.accumulates { self.param_dtype } else { DType::F32 }
     }
+
+    /// Whether whole parameters stay on the device in bf16 from step to step, so that the optimizer, which has each new weight at
+    /// hand, may write them too: where one rank holds all of a parameter and nothing is freed.
+    pub fn keeps_low(&self, ranks: usize) -> bool {
+        ranks == 1 && self.param_dtype == DType::BF16 && !self.reshard
+    }
 }

@@ -5,7 +5,11 @@ use crate::gpu::{Buffer, Gpu};
 use crate::num::DType;
 use crate::tensor::{Tensor, quad_bytes};
 use crate::{Error, Result};
+use std::cell::Cell;
 use std::sync::Arc;
+
+/// Values that are worth a thread of their own.
+const LEAST_VALUES: usize = 1 << 14;
 
 /// The shard of one parameter, the same on every rank but for its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +35,35 @@ impl Place {
     /// Units `from..to` of the parameter that `rank` holds.
     pub fn range(&self, rank: usize) -> (usize, usize) {
         ((rank * self.chunk).min(self.units), ((rank + 1) * self.chunk).min(self.units))
+    }
+
+    /// The shard of `rank` as quads of f32, padding included: `value(i)` gives element i of the whole parameter, row-major, in rows
+    /// of `cols`. All cores ask for values.
+    pub fn values(&self, rank: usize, cols: usize, value: &(dyn Fn(usize) -> f32 + Sync)) -> Vec<f32> {
+        let width = cols.div_ceil(4) * 4;
+        let (from, to) = self.range(rank);
+        let mut shard = vec![0f32; self.quads() * 4];
+        let (start, used) = (from * self.unit * 4, (to - from) * self.unit * 4);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let part = used.div_ceil(cores).max(LEAST_VALUES);
+        let fill = |first: usize, slots: &mut [f32]| {
+            for (i, slot) in slots.iter_mut().enumerate() {
+                let (row, col) = ((first + i) / width, (first + i) % width);
+                if col < cols {
+                    *slot = value(row * cols + col);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let mut parts = shard[..used].chunks_mut(part).enumerate();
+            // The first part is this thread's own.
+            let own = parts.next();
+            for (i, slots) in parts {
+                scope.spawn(move || fill(start + i * part, slots));
+            }
+            own.into_iter().for_each(|(_, slots)| fill(start, slots));
+        });
+        shard
     }
 }
 
@@ -108,7 +141,7 @@ fn too_large(spec: &Spec, bytes: u64, limit: u64) -> Error {
     )
 }
 
-/// One value per element of this rank's shards: the master weights, a gradient, or a moment of the optimizer.
+/// One value per element of this rank's shards: the master weights, their copy in bf16, a gradient, or a moment of the optimizer.
 #[derive(Clone, Debug)]
 pub struct Store {
     segments: Vec<Arc<Buffer>>,
@@ -177,6 +210,36 @@ impl Store {
     pub fn segments(&self) -> Vec<Tensor> {
         let whole = |(b, quads): (&Arc<Buffer>, &usize)| Tensor::view(b, 0, &[*quads, 4], self.dtype);
         self.segments.iter().zip(&self.sizes).map(whole).collect()
+    }
+}
+
+/// What one step of an optimizer reads and writes, segment by segment.
+#[derive(Debug)]
+pub struct Shards<'a> {
+    /// f32 master weights.
+    pub master: &'a Store,
+    /// Gradients, f32 or bf16.
+    pub grads: &'a Store,
+    low: Option<&'a Store>,
+    taken: Cell<bool>,
+}
+
+impl<'a> Shards<'a> {
+    /// `low`: memory for the master weights in bf16, where that is of use.
+    pub fn new(master: &'a Store, grads: &'a Store, low: Option<&'a Store>) -> Shards<'a> {
+        Shards { master, grads, low, taken: Cell::new(false) }
+    }
+
+    /// The master weights in bf16, if they are of use. An optimizer that asks for them writes all of them, each new master weight
+    /// rounded to nearest even; one that does not has them cast by others.
+    pub fn low(&self) -> Option<&'a Store> {
+        self.taken.set(true);
+        self.low
+    }
+
+    /// Whether there are master weights in bf16 and the optimizer has taken it on itself to write them.
+    pub fn has_low(&self) -> bool {
+        self.taken.get() && self.low.is_some()
     }
 }
 

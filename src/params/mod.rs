@@ -10,7 +10,7 @@
 mod layout;
 mod table;
 
-pub use layout::{Layout, Place, Store};
+pub use layout::{Layout, Place, Shards, Store};
 pub use table::{Init, ParamId, Spec, Table};
 
 use crate::Result;

@@ -234,8 +234,7 @@ impl Trainer {
             }
         }
         let lr = self.recipe.lr * self.recipe.schedule.factor(self.steps);
-        self.optimizer.step(&self.gpu, &self.fsdp.master, &self.fsdp.grads, &coefficient, lr as f32)?;
-        self.fsdp.invalidate();
+        self.fsdp.update(|shards| self.optimizer.step(&self.gpu, shards, &coefficient, lr as f32))?;
         self.steps += 1;
         let pending = self.collect(&losses, &norm, &counts, lr)?;
         self.gpu.flush()?;

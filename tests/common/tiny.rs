@@ -31,12 +31,12 @@ pub fn args() -> ModelArgs {
     }
 }
 
-/// AdamW as the debug model has it.
+/// AdamW as the debug model has it; gathered weights are kept, as one rank's are.
 pub fn recipe(param_dtype: DType, steps: usize) -> Recipe {
     Recipe {
         param_dtype,
         reduce_dtype: DType::F32,
-        reshard: true,
+        reshard: false,
         lr: 4e-3,
         hyper: Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
         schedule: Schedule::new(steps, 2, Some(0.8), DecayType::Linear, 0.1),
