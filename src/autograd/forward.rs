@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::num::DType;
 use crate::ops::fp8_linear::{Operand, Recipe};
 use crate::ops::gemm::{self, GemmOptions};
-use crate::ops::quantize::{Ready, Wish};
+use crate::ops::quantize::{self, Ready, Wish};
 use crate::ops::rmsnorm::Norm;
 use crate::ops::{
     attention, cross_entropy, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu,
@@ -94,7 +94,11 @@ impl Tape<'_> {
     ) -> Result<[Var; N]> {
         let theirs = |(first, _): &mut (ParamId, Ready)| linears.first().is_some_and(|(w, _)| w == first);
         let ready = x.ready.borrow_mut().take_if(theirs).map(|(_, ready)| ready);
-        let Ready { rows, tops } = ready.unwrap_or_default();
+        let Ready { rows, tops } = match ready {
+            Some(ready) => ready,
+            None if self.recording => self.ready(&x.value, Readers { linears: &linears, offs })?,
+            None => Ready::default(),
+        };
         let forward = Operand::with(&x.value, offs, Ready { rows, tops: None });
         let backward = Rc::new(Operand::with(&x.value, offs, Ready { rows: None, tops }));
         let mut outputs = Vec::with_capacity(N);
@@ -162,6 +166,14 @@ impl Tape<'_> {
         };
         let readers_of = readers.linears.iter().map(sizes).collect::<Result<Vec<_>>>()?;
         Ok(fp8_linear::wish_of_input(self.gpu, (rows, x), &readers_of, readers.offs, self.recording))
+    }
+
+    /// What `readers` read of `x` along its rows, with what they will read in backward, where that saves a reading.
+    fn ready(&self, x: &Tensor, readers: Readers<'_>) -> Result<Ready> {
+        match self.wish(x.rows(), x, readers)? {
+            Some(wish) => quantize::ready(self.gpu, x, wish),
+            None => Ok(Ready::default()),
+        }
     }
 
     /// [`Tape::push`] of a value whose maker has left a part of its quantization for `readers`.

@@ -429,7 +429,8 @@ fn multiply(
         (Form::Tn, 0) => dims.k.div_ceil(dims.groups.max(1)),
         (Form::Tn, run) => run,
     };
-    let short = gemm_coop::is_short(depth, tiles);
+    // A stack takes the text of its products, which others of their sizes have brought into the caches.
+    let short = gemm_coop::is_short(depth, tiles / dims.stack.max(1));
     let product = |out: &Tensor, flags: Flags| {
         let bindings: [Binding; 6] =
             [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];

@@ -158,6 +158,19 @@ pub(crate) fn along_rows(gpu: &Gpu, x: &Tensor, dtype: DType, order: Order) -> R
     if order == Order::Panels { out.to_panels(gpu, Contraction::Columns) } else { Ok(out) }
 }
 
+/// What is wished of `x`, which somebody made before: nothing where its columns are read only once anyway.
+#[track_caller]
+pub(crate) fn ready(gpu: &Gpu, x: &Tensor, wish: Wish<'_>) -> Result<Ready> {
+    let wide = |axes| use_wide(gpu, x, axes, wish.order);
+    let read_again =
+        |groups: Groups| wide(Axes::Rows) && wide(Axes::Columns) && !strips::take(gpu, x, groups, wish.order);
+    if !wish.tops.is_some_and(read_again) {
+        return Ok(Ready::default());
+    }
+    let (rows, tops) = by_rows::in_memory(gpu, x, wish)?;
+    Ok(Ready { rows: Some(rows), tops })
+}
+
 /// One power-of-two scale per group of rows and column, e4m3: de-scales (G*cols) at `g * cols + column`.
 ///
 /// `offs` are the exclusive end rows of the groups (flat u32, G); `None` is one group of all rows. Rows past the last

@@ -31,7 +31,7 @@ const GATED: Kernel = Kernel { name: "quantize_rows.gated", text: TEXT, entry: "
 const ROUTED: Kernel = Kernel { name: "quantize_rows.routed", text: TEXT, entry: "rows" };
 const NORMED: Kernel = Kernel { name: "quantize_rows.normed", text: TEXT, entry: "rows" };
 
-/// Rows of a chunk where the tops of columns are taken too: of narrow and of wide rows.
+/// Rows of a chunk where the tops of columns are taken too: of narrow rows that are there or only moved, and of all others.
 const TOPS_CHUNKS: [usize; 2] = [64, 32];
 /// Most units of a narrow row.
 const NARROW: usize = 64;
@@ -163,7 +163,7 @@ impl Shape {
     fn new(units: usize, most: usize, kind: Kind, tops: bool) -> Shape {
         match kind {
             Kind::Normed { .. } => Shape::normed(units, tops),
-            _ if tops => Shape::tops(units, most),
+            _ if tops => Shape::tops(units, most, kind),
             _ => Shape::codes(units, most, kind),
         }
     }
@@ -176,18 +176,21 @@ impl Shape {
         Shape::of(LANES, team, units, LANES / team)
     }
 
-    /// With the tops of columns: from four to eight units a lane, and the next row's on their way.
-    fn tops(units: usize, most: usize) -> Shape {
-        let lanes = 2 * LANES;
-        let team = team(units, (1 << (units / 4).max(1).ilog2()).min(lanes), most);
-        Shape::of(lanes, team, units, TOPS_CHUNKS[usize::from(units > NARROW)])
+    /// With the tops of columns: two or three units a lane, until a team is a typical subgroup, then from four to eight, and the
+    /// next row's on their way. What is written out for each unit costs a launch that finds no code in the caches.
+    fn tops(units: usize, most: usize, kind: Kind) -> Shape {
+        let part = |share: usize| 1 << (units / share).max(1).ilog2();
+        let start = part(2).min(32).max(part(4)).min(2 * LANES);
+        let team = team(units, start, most);
+        let lanes = if units > NARROW && team <= 32 { LANES } else { 2 * LANES };
+        Shape::of(lanes, team, units, TOPS_CHUNKS[usize::from(units > NARROW || kind == Kind::Gated)])
     }
 
     /// As the norm's own kernel cuts rows: from 256 columns on with the team of the cut with tops.
     fn normed(units: usize, tops: bool) -> Shape {
         let wide = units > NARROW;
         let (lanes, team) = (if tops && wide { 2 * LANES } else { LANES }, normed_team(units));
-        let chunk = if tops { TOPS_CHUNKS[usize::from(wide)] } else { lanes / team };
+        let chunk = if tops { TOPS_CHUNKS[1] } else { lanes / team };
         Shape::of(lanes, team, units, chunk)
     }
 

@@ -143,6 +143,11 @@ pub(super) fn columns(
     Ok(shape.map(|shape| run(gpu, x, groups, (dtype, order), shape, false)).transpose()?.map(|(_, c)| c))
 }
 
+/// Whether [`columns`] would take `x`.
+pub(super) fn take(gpu: &Gpu, x: &Tensor, groups: Groups, order: Order) -> bool {
+    Shape::of(work(gpu, x, groups, order, false)).is_some()
+}
+
 /// As [`super::quantize::both_axes`]. `None`, and nothing is done, where strips do not pay.
 ///
 /// # Errors
