@@ -21,6 +21,8 @@
 //    the four rows of fragments leave one after the other through the same instructions.
 // 9. A launch may have a stack of results, p.stack of them: of weights that follow each other in memory (nt), or of gradients
 //    (tn) without groups. It has the tiles of all, so that short products share a launch, and the last wave.
+// 10. SUMMED: the products of a stack are added to one result, from the last to the first, each rounded and then added as if it were
+//    a launch of its own; a thread reads again what it has stored itself.
 // The decode gives four values in the order 0 2 1 3 in both operands. Rows and columns past the end read the last one and
 // are not stored; the contraction is padded by zeros in memory.
 // Variants: F8 / F16: codes, or halves (bf16 values that quantize.wgsl has scaled), which need no decode and no factor;
@@ -91,8 +93,8 @@ var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
     let at$s = (tile.base + i$s) * quads + col / 4u;
 //!repeat j TURNS
     let mine$s_$j = i$s < tile.end && col + $ju * 16u < p.n;
-//!repeat w ACCUMULATE
-    if mine$s_$j {
+//!repeat w ADDS
+    if mine$s_$j && $ONTO {
       v$s_$j += out_get(out[at$s + $ju * 4u]);
     }
 //!end
@@ -121,9 +123,8 @@ var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
 //!end
 //!end
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
-  let tile = tile_of(grid_index(wg, nwg));
+// The product of a tile, and its way out.
+//!text PRODUCT
   let sg = li / LANES;
   let lane = li % LANES;
   let wrow = (sg / 2u) * (4u * EDGE);
@@ -194,13 +195,6 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 //!end
 //!end
   }
-//!repeat y SHORT
-  let one = min(p.n, 1u); // as drivers do not know
-//!let NEXT w += one
-//!end
-//!repeat y LONG
-//!let NEXT w++
-//!end
   // A panel of codes, 32 steps, a turn, in two slices.
   for (var w = 0u; w < 2u * tile.blocks; $NEXT) {
 //!repeat e 2
@@ -303,6 +297,32 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let by_row$s = select(select(by_row3_$s, by_row2_$s, t == 2u), select(by_row1_$s, by_row0_$s, t == 0u), t < 2u);
 //!end
 //!put WAY_OUT
+  }
+//!end
+//!end
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+  let whole = tile_of(grid_index(wg, nwg));
+//!repeat y SHORT
+  let one = min(p.n, 1u); // as drivers do not know
+//!let NEXT w += one
+//!end
+//!repeat y LONG
+//!let NEXT w++
+//!end
+//!repeat y ALONE
+//!let ONTO true
+  let tile = whole;
+//!put PRODUCT
+//!end
+//!repeat y SUMMED
+//!let ONTO (ACCUMULATE == 1u || q > 0u)
+  for (var q = 0u; q < p.stack; q += one) {
+    let tile = of_sum(whole, p.stack - 1u - q);
+    // What the last slice of the product before stored is not read, but stored.
+    workgroupBarrier();
+//!put PRODUCT
   }
 //!end
 }

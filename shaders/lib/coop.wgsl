@@ -56,6 +56,7 @@ struct Tile {
   a_panel: u32, // contraction: first panel of each operand, and blocks of 64 steps
   b_panel: u32,
   blocks: u32,
+  scales: u32,  // of the rows
 }
 
 // What undoes the decode of both operands: 256 for each that is e4m3.
@@ -66,7 +67,7 @@ fn row_factor(tile: Tile, i: u32) -> f32 {
   if SCALED == 0u {
     return FACTOR;
   }
-  let scale = row_scale[tile.group * p.row_group + min(i, p.m - 1u) * p.row_step];
+  let scale = row_scale[tile.scales + min(i, p.m - 1u) * p.row_step];
   return select(0.0, FACTOR * scale, tile.blocks > 0u);
 }
 
@@ -130,7 +131,8 @@ fn tile_of(x: u32) -> Tile {
   let in_group = x % (heights * strips);
 //!end
 //!repeat w BY_ROWS
-  let strips = p.stack * across;
+  let results = select(p.stack, 1u, SUMMED == 1u);
+  let strips = results * across;
   let heights = div_up(p.m, TILE) + GROUPED * p.groups;
   let in_group = x;
 //!end
@@ -143,7 +145,7 @@ fn tile_of(x: u32) -> Tile {
   let result = height / down;
   let rows = part_rows(part, p.run, p.groups, p.k);
   if rows.group >= p.groups || strip >= strips {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
+    return Tile();
   }
   let start = group_rows(rows.group, p.k).x;
   let panel = (first_block(rows.group, start) + (rows.first - start) / 64u) * PANELS;
@@ -151,21 +153,35 @@ fn tile_of(x: u32) -> Tile {
   let a_panel = panel + result * div_up(p.k, 64u) * PANELS;
   return Tile(
     rows.group + result, (height % down) * TILE, strip * TILE, p.m, (part * p.stack + result) * p.m, a_panel, panel,
-    div_up(rows.end - rows.first, 64u));
+    div_up(rows.end - rows.first, 64u), (rows.group + result) * p.row_group);
 //!end
 //!repeat w BY_ROWS
   let result = strip / across;
   let col0 = (strip % across) * TILE;
   let rows = tile_rows(height, TILE, p.groups, p.m);
-  if rows.first >= rows.end || result >= p.stack {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
+  if rows.first >= rows.end || result >= results {
+    return Tile();
   }
   let base = result * p.m;
   if GROUPED == 1u && rows.group == p.groups {
-    return Tile(0u, rows.first, col0, rows.end, base, 0u, 0u, 0u);
+    return Tile(0u, rows.first, col0, rows.end, base, 0u, 0u, 0u, 0u);
   }
   let group = result * p.groups + rows.group;
   let blocks = div_up(p.k, 64u);
-  return Tile(group, rows.first, col0, rows.end, base, 0u, group * blocks * PANELS, blocks);
+  return Tile(group, rows.first, col0, rows.end, base, 0u, group * blocks * PANELS, blocks, group * p.row_group);
 //!end
 }
+
+//!repeat w SUMMED
+// The tile of product `q` of a sum, whose operands are both stacks, from that of the first.
+fn of_sum(tile: Tile, q: u32) -> Tile {
+  var t = tile;
+  if t.blocks > 0u {
+    t.group += q * p.groups;
+    t.a_panel += q * t.blocks * PANELS;
+    t.b_panel += q * p.groups * t.blocks * PANELS;
+    t.scales = q * p.row_group;
+  }
+  return t;
+}
+//!end

@@ -65,6 +65,19 @@ impl Operand {
         Operand { codes, shape: shape.to_vec(), format, wide: None }
     }
 
+    /// Part `p` of `count` equal ones along the first dimension, which is dropped where it is `count`.
+    pub(super) fn part(&self, p: usize, count: usize) -> Operand {
+        let (first, rest) = self.shape.split_first().expect("a stack has a dimension");
+        let each = (*first != count).then_some(first / count);
+        let range = |len: usize| p * len / count..(p + 1) * len / count;
+        Operand {
+            codes: self.codes[range(self.codes.len())].to_vec(),
+            shape: each.into_iter().chain(rest.iter().copied()).collect(),
+            format: self.format,
+            wide: self.wide.as_ref().map(|all| all[range(all.len())].to_vec()),
+        }
+    }
+
     pub(super) fn dtype(&self) -> DType {
         match self.format {
             _ if self.wide.is_some() => DType::BF16,

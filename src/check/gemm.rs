@@ -1,6 +1,7 @@
 //! The grouped products in their three forms against the f64 product of the same codes, over ragged groups, and stacks of them.
 
 use super::data::{Codes, Operand, scales};
+use super::sums::sums;
 use crate::Result;
 use crate::gpu::{GemmKernel, Gpu};
 use crate::num::DType;
@@ -76,7 +77,7 @@ type Stack = (usize, Option<&'static [u32]>, usize, usize, usize);
 /// Bytes at multiples of which every adapter can bind a part of memory.
 const APART: usize = 256;
 
-/// Runs the table, every case in all three forms, and the stacks: with the kernels that `gpu` chooses, or what `--kernel` names can
+/// Runs the table, every case in all three forms, the stacks, and sums of them: with the kernels that `gpu` chooses, or what `--kernel` names can
 /// compute of it.
 ///
 /// # Errors
@@ -88,7 +89,9 @@ pub fn gemm(gpu: &Gpu) -> Result<Vec<Outcome>> {
         case.run(&planner)?;
     }
     gpu.prepare(&planner)?;
-    cases.iter().map(|case| case.run(gpu)).collect()
+    let mut outcomes = cases.iter().map(|case| case.run(gpu)).collect::<Result<Vec<_>>>()?;
+    outcomes.extend(sums(gpu)?);
+    Ok(outcomes)
 }
 
 /// What the kernel that `--kernel` names can compute, if it names one: for the rest another would stand in.

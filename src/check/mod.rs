@@ -5,6 +5,7 @@
 mod attention;
 mod data;
 mod gemm;
+mod sums;
 mod time;
 mod trial;
 mod tune;

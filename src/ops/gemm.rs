@@ -162,7 +162,7 @@ pub fn nn_onto(gpu: &Gpu, a: &Tensor, w: &Tensor, result: &Tensor, options: Gemm
 
 /// [`nn_into`], or [`nn_onto`] if `accumulate`, of operands that may lie in panels.
 #[track_caller]
-pub(super) fn nn_codes_into(
+pub(crate) fn nn_codes_into(
     gpu: &Gpu,
     a: &Codes,
     w: &Codes,
@@ -277,6 +277,8 @@ pub(super) struct Flags {
     pub grouped: bool,
     pub scaled: bool,
     pub accumulate: bool,
+    /// Whether the products of a stack are added up: short ones on matrix units.
+    pub summed: bool,
 }
 
 fn variant(kinds: [DType; 3], flags: Flags, software: bool) -> Variant {
@@ -324,13 +326,15 @@ fn grid(form: Form, grouped: bool, dims: Dims, chosen: GemmKernel, caps: &Caps) 
         GemmKernel::Coop => ([gemm_coop::tile(caps); 2], FULL_GPU / 2),
     };
     let heights = dims.m.div_ceil(height);
+    // A stack of input gradients is one sum.
+    let results = if form == Form::Nn { 1 } else { dims.stack };
     let heights = match grouped {
         _ if form == Form::Tn => dims.groups * heights,
         // Every group and the tail may end in one tile that is not full.
         true => heights + dims.groups,
         false => heights,
     };
-    (dims.stack * heights * dims.n.div_ceil(width), full)
+    (results * heights * dims.n.div_ceil(width), full)
 }
 
 /// [`launch`] of bf16 operands on matrix units: both become halves, scaled along the contraction.
@@ -347,8 +351,9 @@ fn launch_halves(
     let contracted = gemm_coop::contractions(kernel.entry, dims.stack, options.offs);
     let [a, b] = gemm_coop::halves(gpu, contracted, a, b, Order::Panels)?;
     let row = match kernel.entry {
-        "tn" => Scale::per_group(&a.descale, dims.m),
-        _ => Scale::per_row(&a.descale),
+        "nt" => Scale::per_row(&a.descale),
+        "nn" if dims.stack == 1 => Scale::per_row(&a.descale),
+        _ => Scale::per_group(&a.descale, dims.m),
     };
     let scales = Some((row, Scale::per_group(&b.descale, dims.n)));
     let options = GemmOptions { scales, kernel: Some(GemmKernel::Coop), ..options };
@@ -374,7 +379,7 @@ fn launch(
 ) -> Result<()> {
     // Only a weight has a dimension for groups, and a stack of gradients one for results.
     let flat = match a {
-        Codes::Rows(t) if t.shape().len() > 2 && (dims.stack == 1 || kernel.entry != "tn") => {
+        Codes::Rows(t) if t.shape().len() > 2 && (dims.stack == 1 || kernel.entry == "nt") => {
             Codes::Rows(t.reshape(&[t.rows(), t.cols()]))
         }
         _ => a.clone(),
@@ -416,7 +421,8 @@ fn multiply(
         Parts::whole(dims.groups)
     };
     let tiles = if form == Form::Tn { tiles / dims.groups.max(1) * parts.most } else { tiles };
-    let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate };
+    let summed = form == Form::Nn && dims.stack > 1;
+    let flags = Flags { grouped, scaled: options.scales.is_some(), accumulate, summed };
     let unused = a.read();
     let (row, col) = match options.scales {
         Some((row, col)) => (row.values.read(), col.values.read()),
@@ -430,7 +436,7 @@ fn multiply(
         (Form::Tn, run) => run,
     };
     // A stack takes the text of its products, which others of their sizes have brought into the caches.
-    let short = gemm_coop::is_short(depth, tiles / dims.stack.max(1));
+    let short = gemm_coop::is_short(depth, if summed { tiles } else { tiles / dims.stack.max(1) });
     let product = |out: &Tensor, flags: Flags| {
         let bindings: [Binding; 6] =
             [a.read(), b.read(), offs.clone(), row.clone(), col.clone(), out.write()];
@@ -464,7 +470,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     for out in [F32, BF16] {
         for bits in 0..8u8 {
             let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
-            let flags = Flags { grouped, scaled, accumulate };
+            let flags = Flags { grouped, scaled, accumulate, summed: false };
             all.push((SUM, sum_variant(out, flags)));
             for (a, b) in operands {
                 for kernel in [NT, NN, TN] {
@@ -481,4 +487,4 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
 mod parts;
 mod stack;
 
-pub(crate) use stack::{is_launch_bound, nt_stacked, tn_stacked};
+pub(crate) use stack::{is_launch_bound, nn_summed, nt_stacked, tn_stacked};

@@ -100,6 +100,9 @@ fn variant(
         .constant("GROUPED", flags.grouped.into())
         .constant("SCALED", flags.scaled.into())
         .constant("ACCUMULATE", flags.accumulate.into())
+        .constant("ALONE", (!flags.summed).into())
+        .constant("SUMMED", flags.summed.into())
+        .constant("ADDS", (flags.accumulate || flags.summed).into())
         .constant("LANES", lanes)
         .constant("THREADS", threads)
         .constant("LOADS", 2 * tile / threads)
@@ -157,9 +160,11 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
             for bits in 0..8u8 {
                 let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
                 let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
-                let flags = Flags { grouped, scaled, accumulate };
-                all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop16, lanes)));
-                all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop8, 32)));
+                for summed in [false, true].into_iter().take(if short && !by_steps { 2 } else { 1 }) {
+                    let flags = Flags { grouped, scaled, accumulate, summed };
+                    all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop16, lanes)));
+                    all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop8, 32)));
+                }
             }
         }
     }

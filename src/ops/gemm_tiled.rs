@@ -54,7 +54,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
             for bits in 0..8u8 {
                 let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
                 let out = if scaled { BF16 } else { F32 };
-                let flags = Flags { grouped, scaled, accumulate };
+                let flags = Flags { grouped, scaled, accumulate, summed: false };
                 all.push(kernel(form, [a, b, out], flags, accumulate));
             }
         }

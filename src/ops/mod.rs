@@ -42,15 +42,16 @@ struct Team {
 }
 
 impl Team {
-    /// For rows of `quads` quads: on GPUs so that a thread has four or more loads on their way, at most `most`, and
-    /// neighbours read neighbours.
+    /// For rows of `quads` quads: on GPUs two or three loads a thread, until a team is a typical subgroup, then four or more, at most
+    /// `most`; neighbours read neighbours.
     fn of(quads: usize, most: usize, software: bool) -> Team {
         if software {
             let lanes = quads.next_power_of_two().clamp(8, 64);
             return Team { rows: 64 / lanes, lanes, held: 1 };
         }
-        // The largest power of two that is no more than a quarter of the row.
-        let lanes = (1usize << (quads / 4).max(1).ilog2()).clamp(16, 256);
+        // The largest power of two that is no more than this part of the row.
+        let part = |share: usize| 1usize << (quads / share).max(1).ilog2();
+        let lanes = part(2).min(32).max(part(4)).clamp(16, 256);
         Team { rows: 256 / lanes, lanes, held: quads.div_ceil(lanes).clamp(1, most) }
     }
 
@@ -68,7 +69,7 @@ impl Team {
     /// One of each kind, for validation without a GPU.
     fn kinds() -> Vec<Team> {
         let mut all = vec![Team::of(16, 8, true)];
-        all.extend([1, 16, 64, 564, 1280, 4096].map(|quads| Team::of(quads, 8, false)));
+        all.extend([1, 16, 32, 64, 96, 564, 1280, 4096].map(|quads| Team::of(quads, 8, false)));
         all
     }
 }

@@ -188,9 +188,8 @@ impl Shape {
 
     /// As the norm's own kernel cuts rows: from 256 columns on with the team of the cut with tops.
     fn normed(units: usize, tops: bool) -> Shape {
-        let wide = units > NARROW;
-        let (lanes, team) = (if tops && wide { 2 * LANES } else { LANES }, normed_team(units));
-        let chunk = if tops { TOPS_CHUNKS[1] } else { lanes / team };
+        let (lanes, team) = (if tops { 2 * LANES } else { LANES }, normed_team(units));
+        let chunk = if tops { TOPS_CHUNKS[usize::from(units > NARROW)] } else { lanes / team };
         Shape::of(lanes, team, units, chunk)
     }
 

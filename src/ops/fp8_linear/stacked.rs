@@ -211,10 +211,13 @@ impl Backward<'_> {
         let is_wanted = !matches!(wanted, InputGradient::None);
         let [along_n, along_rows] = self.dense_codes(is_wanted)?;
         let weights = self.weights_along_n(is_wanted)?;
-        let d_x = self.sum(wanted, |p, so_far| {
-            let codes = along_n.as_ref().map(|all| all.part(p, self.count()));
-            self.d_x(p, codes, weights.as_ref(), so_far)
-        })?;
+        let d_x = match (&along_n, &weights) {
+            (Some(d_out), Some(w)) => self.summed(d_out, w, wanted)?,
+            _ => self.sum(wanted, |p, so_far| {
+                let codes = along_n.as_ref().map(|all| all.part(p, self.count()));
+                self.d_x(p, codes, weights.as_ref(), so_far)
+            })?,
+        };
         drop((along_n, weights));
         let (gpu, input, way) = (self.gpu, self.input, self.by_rows);
         let Some(d_out) = along_rows else {
@@ -227,6 +230,32 @@ impl Backward<'_> {
         let scales = input.scaled(row, Scale::per_group(&x.descale, input.x.cols()), Some(way));
         gemm::tn_stacked(gpu, &d_out.codes, &x.codes, self.d_w, scales)?;
         Ok(d_x)
+    }
+
+    /// The sum over all weights, of codes of them and of their outputs' gradients.
+    fn summed(
+        &self,
+        d_out: &Quantized<Codes>,
+        w: &Quantized<Codes>,
+        wanted: InputGradient<'_>,
+    ) -> Result<Option<Tensor>> {
+        let (gpu, x) = (self.gpu, &self.input.x);
+        let (sum, onto) = match wanted {
+            InputGradient::None => return Ok(None),
+            InputGradient::New => (Tensor::empty(gpu, "d_x", &[x.rows(), x.cols()], x.dtype())?, false),
+            InputGradient::Onto(sum) => (sum.clone(), true),
+        };
+        assert_eq!((sum.rows(), sum.cols()), (x.rows(), x.cols()), "fp8_linear: sum of d_x, x");
+        let (row, col) = (Scale::per_row(&d_out.descale), Scale::per_group(&w.descale, x.cols()));
+        gemm::nn_summed(
+            gpu,
+            &d_out.codes,
+            &w.codes,
+            &sum,
+            onto,
+            self.input.scaled(row, col, Some(self.by_n)),
+        )?;
+        Ok(Some(sum))
     }
 
     /// All outputs' gradients as both products read them: as weights are quantized, each along its own columns.

@@ -1,7 +1,7 @@
 //! Stacks: products that share an operand, of equal sizes, whose other operands and results follow each other in memory. On matrix units
 //! a stack is one launch, since short products cost more than their work; elsewhere it is a loop.
 
-use super::{Dims, GemmOptions, NT, Scale, TN, chosen, gemm_coop, grid, launch};
+use super::{Dims, GemmOptions, NN, NT, Scale, TN, chosen, gemm_coop, grid, launch};
 use crate::Result;
 use crate::gpu::{GemmKernel, Gpu};
 use crate::num::DType;
@@ -78,6 +78,56 @@ pub(crate) fn tn_stacked(
         let scales = scales.map(|((row, col), values)| (Scale { values, ..row }, col));
         let options = GemmOptions { scales, ..options };
         launch(gpu, &TN, (&a.part(p, stack), b), &result.unstack(p), one, options, false)?;
+    }
+    Ok(())
+}
+
+/// The sum over p, from the last to the first, of `A[p](M, N) W[p, g](N, K)`, each product rounded to the dtype of `result` (M, K) and then
+/// added, onto what is there if `accumulate`: the bits of [`super::nn`] and [`super::nn_onto`] one after another. A is (P, M, N), W is
+/// (P*E, N, K), (P, N, K) without groups; the de-scales of both follow each other as they do. One launch for short products on matrix
+/// units, else a loop.
+///
+/// Memory as in [`nt_stacked`]: of A, of W and of both scales.
+///
+/// # Errors
+/// What the device reported.
+#[track_caller]
+pub(crate) fn nn_summed(
+    gpu: &Gpu,
+    a: &Codes,
+    w: &Codes,
+    result: &Tensor,
+    accumulate: bool,
+    options: GemmOptions<'_>,
+) -> Result<()> {
+    let &[stack, m, k] = a.shape() else { panic!("gemm nn: a stack is (P, M, N), not {:?}", a.shape()) };
+    let groups = options.offs.map_or(1, Tensor::numel);
+    assert_eq!(w.shape()[..2], [stack * groups, k], "gemm nn: W {:?} of a stack {:?}", w.shape(), a.shape());
+    let dims = Dims { m, n: w.cols(), k, groups, stack };
+    assert_eq!(result.numel(), m * dims.n, "gemm nn: result {:?} of {dims:?}", result.shape());
+    let one = Dims { stack: 1, ..dims };
+    let kernel = chosen(gpu, Form::Nn, [a, w], one, options);
+    let (tiles, _) = grid(Form::Nn, options.offs.is_some(), one, kernel, &gpu.caps());
+    if stack > 1 && kernel == GemmKernel::Coop && gemm_coop::is_short(k, tiles) {
+        let by_part = options.scales.map(|(row, col)| (Scale { group: m, ..row }, col));
+        return launch(
+            gpu,
+            &NN,
+            (a, w),
+            result,
+            dims,
+            GemmOptions { scales: by_part, ..options },
+            accumulate,
+        );
+    }
+    for p in (0..stack).rev() {
+        let parts = options.scales.map(|(row, col)| [row, col].map(|s| part_of(s.values, p, stack)));
+        let scales = options.scales.zip(parts.as_ref()).map(|((row, col), [of_row, of_col])| {
+            (Scale { values: of_row, ..row }, Scale { values: of_col, ..col })
+        });
+        let options = GemmOptions { scales, ..options };
+        let onto = accumulate || p + 1 < stack;
+        launch(gpu, &NN, (&a.part(p, stack), &w.part(p, stack)), result, one, options, onto)?;
     }
     Ok(())
 }
