@@ -293,7 +293,7 @@ fn run_table(units: MatrixUnits) {
     check(&gpu, "nt of halves", &out, &want, &sizes, k);
 }
 
-/// Two results of each: forward in groups, and weights' gradients without, in parts and whole.
+/// Two results of each: forward in groups, and weights' gradients without, in parts and whole. And input gradients of two, added up.
 fn stacks(gpu: &Gpu, [m, n, k]: [usize; 3], ends: &[u32], offs: &Tensor) {
     let e = ends.len();
     let (x, x_values) = codes(gpu, "x", &[m, k], Fp8::E4m3);
@@ -315,6 +315,31 @@ fn stacks(gpu: &Gpu, [m, n, k]: [usize; 3], ends: &[u32], offs: &Tensor) {
     for rows in [m, 100] {
         weight_gradients(gpu, [rows, n, k]);
     }
+    input_gradients(gpu, [m, n, k], ends, offs);
+}
+
+fn input_gradients(gpu: &Gpu, [m, n, k]: [usize; 3], ends: &[u32], offs: &Tensor) {
+    let e = ends.len();
+    let (d, d_values) = codes(gpu, "d2", &[2, m, n], Fp8::E4m3);
+    let (w, w_values) = codes(gpu, "w2", &[2 * e, n, k], Fp8::E4m3);
+    let (by_m, m_factors) = factors(gpu, "m", 2 * m);
+    let (by_k, k_factors) = factors(gpu, "k", 2 * e * k);
+    let scales = Some((Scale::per_row(&by_m), Scale::per_group(&by_k, k)));
+    let options = GemmOptions { offs: Some(offs), scales, kernel: Some(GemmKernel::Coop) };
+    let sum = Tensor::empty(gpu, "sum", &[m, k], DType::F32).unwrap();
+    gemm::nn_summed(gpu, &Codes::Rows(d), &Codes::Rows(w), &sum, false, options).unwrap();
+    let [want, sizes] = [false, true].map(|size| {
+        let of = |v: &[f64]| v.iter().map(|x| if size { x.abs() } else { *x }).collect::<Vec<_>>();
+        let product = |p: usize| {
+            let part = |p: usize, len: usize| p * len / 2..(p + 1) * len / 2;
+            let row = Some(&m_factors[part(p, 2 * m)]);
+            let scales = Scales { row, col: Some(&k_factors[part(p, 2 * e * k)]) };
+            let (d, w) = (&d_values[part(p, d_values.len())], &w_values[part(p, w_values.len())]);
+            reference::nn(&of(d), &of(w), ends, n, k, scales)
+        };
+        product(0).iter().zip(product(1)).map(|(a, b)| a + b).collect::<Vec<_>>()
+    });
+    check(gpu, "nn, added up", &sum, &want, &sizes, 2 * n);
 }
 
 fn weight_gradients(gpu: &Gpu, [m, n, k]: [usize; 3]) {
