@@ -103,7 +103,10 @@ alias FragmentC = coop_mat8x8<f32, C>;
 ",
         "",
     ),
-    ("//!repeat i 4\n//!repeat j 4\n  var c$i_$j = FragmentC();\n//!end\n//!end\n", ""),
+    (
+        "//!repeat i 4\n//!repeat j 4\n  var c$i_$j = FragmentC();\n//!end\n//!end\n",
+        "  for (var i = 0u; i < 16u * OWN; i++) {\n    emu_c[i] = 0.0;\n  }\n",
+    ),
     (
         "//!repeat i 4
 //!repeat k PIECES
