@@ -307,6 +307,24 @@ fn names_that_fit_no_module_are_warned_of_once() {
     assert!(!text.contains("router.gate\", which"), "{text}");
 }
 
+/// Not an error either: nothing in fp8, with the reason.
+#[test]
+fn a_model_without_fp8_says_why() {
+    let none = "off: model.converters = []";
+    let unfit = "nothing converted: float8.moe_fqns_prototype = [] names no experts, and each linear is in \
+                 float8.filter_fqns = [\"attention\", ";
+    for (rest, why) in [
+        ("--model.converters=none", none),
+        ("--float8.moe_fqns_prototype=[] --float8.filter_fqns=attention,feed_forward,moe,output", unfit),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let line =
+            format!("train SMALL --training.steps=1 --job.dump_folder={} {rest}", dir.path().display());
+        let text = stderr(&succeed(&line));
+        assert_eq!(text.matches(&format!("float8: {why}")).count(), 1, "{rest}\n{text}");
+    }
+}
+
 #[test]
 fn ranks_that_one_process_cannot_have() {
     train_refused(
@@ -324,7 +342,8 @@ fn a_loss_that_is_no_number() {
         dir.path().display()
     );
     let out = command(&line, &[]).output().expect("the program starts");
-    refused(&line, &out, &["the loss is no number since step", "optimizer.lr", "Training completed"]);
+    refused(&line, &out, &["all 4 steps are done, but the loss is no number since step", "optimizer.lr"]);
+    assert!(!stderr(&out).contains("Training completed"), "no success, so no word of one: {}", stderr(&out));
     assert_eq!(stderr(&out).matches("training goes on").count(), 1, "{}", stderr(&out));
     let metrics = std::fs::read_to_string(dir.path().join("metrics.jsonl")).expect("metrics");
     assert_eq!(metrics.lines().count(), 4);

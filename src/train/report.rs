@@ -45,12 +45,10 @@ pub fn dtypes(param: DType, reduce: DType) -> String {
     )
 }
 
-/// What the float8 converter changed, by recipe and name.
-pub fn conversions(all: &[Conversion]) -> Vec<String> {
+/// What the float8 converter changed, by recipe and name; where it changed nothing, why.
+pub fn conversions(config: &Config, all: &[Conversion]) -> Vec<String> {
     if all.is_empty() {
-        return vec![
-            "float8: nothing converted (model.converters does not name it, or no module matches)".into(),
-        ];
+        return vec![unconverted(config)];
     }
     let mut lines = Vec::new();
     for (recipe, name) in [
@@ -65,6 +63,19 @@ pub fn conversions(all: &[Conversion]) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Why no module computes in fp8.
+fn unconverted(config: &Config) -> String {
+    if config.linear_recipe().is_none() {
+        return "float8: off: model.converters = [] (\"float8\" in it turns it on)".into();
+    }
+    let f = &config.float8;
+    format!(
+        "float8: nothing converted: float8.moe_fqns_prototype = {:?} names no experts, and each linear is in \
+         float8.filter_fqns = {:?} or has a size that is no multiple of 16",
+        f.moe_fqns_prototype, f.filter_fqns
+    )
 }
 
 /// Parameter counts and FLOPs per token.

@@ -258,7 +258,7 @@ impl<'a> Rank<'a> {
         }
         gpu.prepare(&planner)?;
         let trainer = build(config, &gpu, &comm, &args)?;
-        for line in report::conversions(trainer.model().conversions()) {
+        for line in report::conversions(config, trainer.model().conversions()) {
             lines.say(&line);
         }
         lines.say(&format!("data: {}", loader.summary()));
@@ -325,11 +325,13 @@ impl<'a> Rank<'a> {
             bar.finish_and_clear();
             logger::set_progress_bar(None);
         }
-        self.lines().say("Training completed");
-        // As upstream, the run goes on to its end; but a script that started it must not take it for a success.
-        let Some(step) = self.lost else { return Ok(()) };
+        let Some(step) = self.lost else {
+            self.lines().say("Training completed");
+            return Ok(());
+        };
+        // As upstream, the run goes on to its end; but who reads its log, or a script, must not take it for a success.
         Err(Error::user(
-            format!("the loss is no number since step {step}"),
+            format!("all {steps} steps are done, but the loss is no number since step {step}"),
             "lower optimizer.lr, or run with --check-nan to see where it begins",
         ))
     }
