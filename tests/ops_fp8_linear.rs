@@ -258,8 +258,9 @@ fn a_shared_input_is_quantized_once() {
             fp8_linear::backward_with(g, &d_out, &input, w, Recipe::Rowwise, InputGradient::None).unwrap().1,
         )
     });
-    // Saved: one row-wise quantization (1 dispatch) and one column-wise (3).
-    assert_eq!(between - before, g.counters().dispatches - between + 4);
+    // Saved: one row-wise quantization (1 dispatch) and one column-wise (1 to 3, by the adapter's kernel).
+    let saved = (between - before).checked_sub(g.counters().dispatches - between);
+    assert!(saved.is_some_and(|saved| (2..=4).contains(&saved)), "{saved:?} dispatches saved");
     for ((out, d_w), (want, d_want)) in shared.iter().zip(&alone) {
         same_bits(&out.to_f32(g).unwrap(), &want.to_f32(g).unwrap(), &[m, n]).unwrap();
         same_bits(&d_w.to_f32(g).unwrap(), &d_want.to_f32(g).unwrap(), &[2, n, k]).unwrap();
