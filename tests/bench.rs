@@ -6,16 +6,16 @@ mod program;
 use moe8::bench::check::Check;
 use moe8::bench::data::Split;
 use moe8::bench::gemm::{Linear, Pass};
+use moe8::bench::recorded::Recorded;
 use moe8::bench::row::Row;
 use moe8::bench::runner::{Case, Runner, Settings};
 use moe8::bench::step::Precision;
-use moe8::bench::{activations, memory, moe, tables};
+use moe8::bench::{activations, memory, moe, results, tables};
 use moe8::gpu::{Clock, DeviceChoice, Gpu, Options};
 use moe8::num::DType;
 use moe8::ops::elementwise;
 use program::{command, stderr};
 use std::cell::Cell;
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -140,6 +140,9 @@ fn a_profile_has_rows(line: &str) {
     let kept: Vec<serde_json::Value> =
         serde_json::from_str(&std::fs::read_to_string(&file).expect("a file")).expect("one JSON value");
     assert_eq!(kept, rows);
+    let (code, _, errors) = run(&format!("compare {} no/such.json", file.display()));
+    assert_eq!(code, Some(2), "{errors}");
+    assert!(errors.contains("profile.json is a profile of `moe8 bench step --profile`"), "{errors}");
 }
 
 #[test]
@@ -293,8 +296,12 @@ fn a_software_adapter_needs_to_be_asked_for() {
 #[test]
 fn bad_input_is_refused() {
     for (line, word) in [
-        ("bench", "suite"),
-        ("bench copy --suite standard", "suite"),
+        ("bench", "nothing is named"),
+        ("bench copy --suite standard", "leave out copy, or leave out --suite"),
+        (
+            "bench --suite standard gemm rope",
+            "--suite standard measures everything, and gemm is named beside it",
+        ),
         ("bench --suite standard --shape 4x4", "--shape"),
         ("bench copy gemm --shape 4x4x4", "one op"),
         ("bench gemm --shape 4x5", "MxKxN"),
@@ -332,21 +339,83 @@ fn bad_input_is_refused() {
     }
 }
 
+/// A line of `metrics.jsonl`.
+fn step(step: usize, layers: &str) -> String {
+    format!("{{\"step\":{step},\"tokens_per_expert\":{{{layers}}}}}\n")
+}
+
 #[test]
 fn recorded_groups_are_replayed() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("metrics.jsonl");
-    let text = "{\"tokens_per_expert\":{\"layers.1\":[1,2]}}\n{\"tokens_per_expert\":{\"layers.1\":[3,0,5],\"layers.3\":[8]}}\n";
-    std::fs::write(&file, text).expect("a file");
-    let all = Split::recorded(Path::new(&file)).expect("splits");
-    assert_eq!(all.iter().map(|s| s.sizes.clone()).collect::<Vec<_>>(), [vec![3, 0, 5], vec![8]]);
-    let line = format!(
-        "bench grouped --shape 9x4x4x2 --precision bf16 --groups {} --json --allow-software",
-        file.display()
+    // The second run was the shorter one. A damaged line of the first one is no matter.
+    let text = [
+        step(1, "\"layers.1\":[1,2]"),
+        step(10, "\"layers.1\":[2,1]"),
+        "{\"step\"\n".into(),
+        step(1, "\"layers.1\":[4,4,0]"),
+        step(5, "\"layers.1\":[3,0,5],\"layers.3\":[0,8,0]"),
+    ];
+    std::fs::write(&file, text.concat()).expect("a file");
+    let all = Recorded::read(&file).expect("splits");
+    assert_eq!(
+        all.layers.iter().map(|s| s.sizes.clone()).collect::<Vec<_>>(),
+        [vec![3, 0, 5], vec![0, 8, 0]]
     );
-    let rows = rows(&line);
-    assert_eq!(rows.len(), 6);
-    assert_eq!((rows[0]["groups"].as_str(), rows[0]["shape"].as_str()), (Some("layers.1"), Some("8x4x4x3")));
+    assert!(all.source.ends_with("metrics.jsonl, step 5 of run 2 of 2"), "{}", all.source);
+    let line = format!("bench grouped --precision bf16 --groups {} --json --allow-software", file.display());
+    for (shape, want) in [("--shape 8x4x5x3", "8x4x5x3"), ("", "8x128x128x3")] {
+        let (code, text, errors) = run(&format!("{line} {shape}"));
+        assert_eq!(code, Some(0), "{errors}");
+        assert!(errors.contains("step 5 of run 2 of 2: layers.1 8 rows in 3 groups, layers.3 8"), "{errors}");
+        assert_eq!(
+            (text.lines().count(), text.matches(&format!("\"shape\":\"{want}\"")).count()),
+            (6, 6),
+            "{text}"
+        );
+        assert_eq!(text.matches("\"groups\":\"layers.1\"").count(), 3, "{text}");
+    }
+    // Rows and groups that are not the file's: said, with those that are.
+    for (op, shape, wanted) in [
+        ("grouped", "9x4x5x3", ["has 9 rows in 3 groups, but layers.1 of ", "write --shape 8x4x5x3"]),
+        ("op", "8x4x5x2", ["has 8 rows in 2 groups, but layers.1 of ", "write --shape 8x4x5x3"]),
+        ("quantize", "9x4", ["--shape 9x4 has 9 rows, but layers.1 of ", "write --shape 8x4,"]),
+    ] {
+        let line = format!("bench {op} --groups {} --shape {shape} --allow-software", file.display());
+        let (code, _, errors) = run(&line);
+        assert_eq!(code, Some(2), "{line}: {errors}");
+        assert!(wanted.iter().all(|word| errors.contains(word)), "{line}: {errors}");
+    }
+}
+
+#[test]
+fn recorded_groups_that_cannot_be_replayed_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("metrics.jsonl");
+    let first = step(1, "\"layers.1\":[1]");
+    for (last, wanted) in [
+        (step(7, "\"layers.3\":[1,-2]"), "step 7 of run 1 of 1, layers.3: expert 1 has -2 tokens"),
+        (step(7, "\"layers.3\":[1048577]"), "expert 0 has 1048577 tokens; a whole number from 0 to 1048576"),
+        (step(7, "\"layers.3\":[1,1.5]"), "expert 1 has 1.5 tokens"),
+        (step(7, "\"layers.3\":[0,0]"), "layers.3: its experts have 0 tokens in all; 1 to 1048576"),
+        (step(7, "\"layers.3\":[]"), "layers.3: its experts have 0 tokens"),
+        (step(1, "\"layers.3\":\"x\""), "step 1 of run 2 of 2, layers.3: \"x\" is no list"),
+        (step(1, ""), "step 1 of run 2 of 2: no tokens_per_expert"),
+        ("{\"step\":2".into(), "line 2 is no step of a run: "),
+        ("{\"loss\":2}".into(), "line 2 has no step"),
+    ] {
+        std::fs::write(&file, format!("{first}{last}")).expect("a file");
+        let error = Recorded::read(&file).expect_err(wanted).to_string();
+        assert!(
+            error.contains(wanted) && error.contains("metrics.jsonl") && error.contains("hint"),
+            "{error}"
+        );
+    }
+    // Layers of one model are alike; a file of other layers has no shape.
+    std::fs::write(&file, step(1, "\"layers.1\":[4,4],\"layers.3\":[9]")).expect("a file");
+    let both = Recorded::read(&file).expect("splits");
+    let error = both.check_shape(&[8, 4, 5, 2]).expect_err("layers.3 has others").to_string();
+    assert!(error.contains("layers.3 of ") && error.contains("leave out --shape"), "{error}");
 }
 
 #[test]
@@ -376,6 +445,36 @@ fn files_are_compared() {
     assert_eq!(table.len(), 4, "{text}");
     assert!(table[0].contains("| 2.0000 |") && table[1].contains("WRONG"), "{text}");
     assert!(table[2].contains("| - |") && table[3].contains("1x2x3"), "{text}");
+}
+
+#[test]
+fn files_that_cannot_be_compared_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("x");
+    let row = Row { op: "gemm".into(), ..Row::default() };
+    let broken = format!("{}\n{}", row.json(), row.json().replace("\"gemm\"", "7"));
+    for (bytes, wanted) in [
+        (&b""[..], "is empty"),
+        (b"\xff\x00", "is no text"),
+        (b"[]", "has no rows"),
+        (b"# a comment", "is no JSON: "),
+        (b"{\"op\": 1", "is no JSON: "),
+        (b"[1, 2]", "is JSON, but its row 1 of 2 is none of `moe8 bench`: "),
+        (b"{\"weight_map\": {}}", "its row 1 of 1 is none of `moe8 bench`: it has no op"),
+        (broken.as_bytes(), "its row 2 of 2 is none of `moe8 bench`: "),
+        (
+            step(1, "").replace("\"step\"", "\"loss\":2,\"step\"").as_bytes(),
+            "is the metrics.jsonl of a training run",
+        ),
+        (b"{\n\"fastest\": {},\n\"rejected\": []\n}", "is what `moe8 tune` found"),
+        (b"adapter,driver,software,op\n", "is a sheet of `moe8 bench --csv`"),
+        (b"kernel,variant,workgroups,launches\n", "is a sheet of `moe8 bench step --profile --csv`"),
+        (b"moe8 1.0 on a card\n\n| op |", "is a table of `moe8 bench`"),
+    ] {
+        std::fs::write(&path, bytes).expect("a file");
+        let error = results::read(&path).expect_err(wanted).to_string();
+        assert!(error.contains(wanted) && error.contains("compare takes two files"), "{wanted}: {error}");
+    }
 }
 
 #[test]

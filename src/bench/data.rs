@@ -5,12 +5,11 @@ use crate::num::formula::{fnv1a, splitmix64};
 use crate::num::{DType, bf16};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use std::path::Path;
 
 /// Bytes made and uploaded at a time.
 const CHUNK: usize = 64 << 20;
 /// Largest number in a shape: products of three, times 4 bytes, stay below 2^63.
-const LARGEST: usize = 1 << 20;
+pub(super) const LARGEST: usize = 1 << 20;
 
 /// A tensor of random values, each a pure function of its place: about normal (the sum of four uniform numbers), within
 /// `2 sqrt(3)` standard deviations, in random order, rounded to the dtype.
@@ -144,30 +143,6 @@ impl Split {
         let mut sizes: Vec<usize> = (0..groups).map(size).collect();
         sizes[0] += rows - sizes.iter().sum::<usize>();
         Split { name: "ragged".into(), sizes }
-    }
-
-    /// The tokens per expert of each MoE layer in the last step of a run's `metrics.jsonl`.
-    ///
-    /// # Errors
-    /// No such file, or no such line in it.
-    pub fn recorded(path: &Path) -> Result<Vec<Split>> {
-        let hint = "--groups takes uniform, ragged, or the metrics.jsonl of a run of a model with experts";
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e, hint))?;
-        let wrong = |what: &str| Error::user(format!("{}: {what}", path.display()), hint);
-        let last = text.lines().rfind(|l| !l.trim().is_empty()).ok_or_else(|| wrong("it is empty"))?;
-        let line: serde_json::Value = serde_json::from_str(last).map_err(|e| wrong(&e.to_string()))?;
-        let layers = line["tokens_per_expert"].as_object().filter(|l| !l.is_empty());
-        let layers = layers.ok_or_else(|| wrong("its last line has no tokens_per_expert"))?;
-        layers
-            .iter()
-            .map(|(name, counts)| {
-                let counts = counts.as_array().into_iter().flatten();
-                let sizes: Option<Vec<usize>> =
-                    counts.map(|n| n.as_u64().map(|n| n as usize).filter(|n| *n <= LARGEST)).collect();
-                let sizes = sizes.filter(|s| (1..=LARGEST).contains(&s.iter().sum::<usize>()));
-                Ok(Split { name: name.clone(), sizes: sizes.ok_or_else(|| wrong("counts are no sizes"))? })
-            })
-            .collect()
     }
 
     /// All rows.

@@ -13,6 +13,8 @@ pub mod gemm;
 pub mod memory;
 pub mod moe;
 pub mod profile;
+pub mod recorded;
+pub mod results;
 pub mod row;
 pub mod runner;
 pub mod step;

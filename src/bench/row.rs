@@ -1,9 +1,7 @@
 //! One measured case as a row: JSON, CSV, Markdown, and two files of them side by side.
 
-use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::path::Path;
 
 /// One case. Times are of one run of the case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -144,25 +142,6 @@ pub fn csv(rows: &[Row]) -> String {
 /// Objects of JSON as one array, one object a line.
 pub fn file(objects: &[String]) -> String {
     format!("[\n{}\n]\n", objects.join(",\n"))
-}
-
-/// Rows from a file: a JSON array, or one object a line.
-///
-/// # Errors
-/// No such file, or other contents.
-pub fn read(path: &Path) -> Result<Vec<Row>> {
-    let hint = "name a file that `moe8 bench --output FILE` or `--json` wrote";
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e, hint))?;
-    let rows: std::result::Result<Vec<Row>, _> = if text.trim_start().starts_with('[') {
-        serde_json::from_str(&text)
-    } else {
-        text.lines().filter(|l| !l.trim().is_empty()).map(serde_json::from_str).collect()
-    };
-    let rows = rows.map_err(|e| Error::user(format!("{}: {e}", path.display()), hint))?;
-    if rows.is_empty() || rows.iter().any(|r| r.op.is_empty()) {
-        return Err(Error::user(format!("{} has no rows of a benchmark", path.display()), hint));
-    }
-    Ok(rows)
 }
 
 /// Two sets of rows side by side: times, and how many times as fast the second one is.

@@ -3,6 +3,7 @@
 use super::attention::Attention;
 use super::data::{Split, parse_shape};
 use super::gemm::{Linear, Pass};
+use super::recorded::Recorded;
 use super::row::Row;
 use super::runner::{Case, Runner, Settings};
 use super::step::{self, Precision};
@@ -162,7 +163,7 @@ pub enum Groups {
     /// Equal, then halving.
     Both,
     /// As recorded.
-    Recorded(Vec<Split>),
+    Recorded(Recorded),
 }
 
 /// What to measure.
@@ -294,6 +295,19 @@ fn op_at(runner: &mut Runner, plan: &Plan, op: Op, shape: &str) -> Result<()> {
 }
 
 impl Plan {
+    /// Whether the shapes that were asked for have the rows and groups that are replayed.
+    ///
+    /// # Errors
+    /// A shape that contradicts them, or is not of the op's form.
+    pub fn check_groups(&self) -> Result<()> {
+        let Groups::Recorded(recorded) = &self.groups else { return Ok(()) };
+        for op in self.ops.iter().filter(|op| op.has_groups()) {
+            let mut shapes = self.shapes.iter();
+            shapes.try_for_each(|shape| recorded.check_shape(&parse_shape(shape, op.form())?))?;
+        }
+        Ok(())
+    }
+
     /// The configuration of a training step; without a shape its sizes are the file's.
     ///
     /// # Errors
@@ -407,6 +421,6 @@ fn splits(plan: &Plan, rows: usize, groups: usize) -> Vec<Split> {
         Groups::Uniform => vec![Split::uniform(rows, groups)],
         Groups::Ragged => vec![Split::ragged(rows, groups)],
         Groups::Both => vec![Split::uniform(rows, groups), Split::ragged(rows, groups)],
-        Groups::Recorded(all) => all.clone(),
+        Groups::Recorded(all) => all.layers.clone(),
     }
 }

@@ -172,7 +172,7 @@ pub struct BenchArgs {
     /// Sizes of the one thing that is named, as numbers with x between them; can be given several times.
     #[arg(long, value_name = "SHAPE")]
     pub shape: Vec<String>,
-    /// How rows fall into groups: equal, halving, or as the metrics.jsonl of a run has them; without this, uniform and ragged.
+    /// How rows fall into groups: equal, halving, or as the last step in the metrics.jsonl of a run has them; without this, uniform and ragged.
     #[arg(long, value_name = "uniform|ragged|FILE")]
     pub groups: Option<String>,
     /// Only this precision.

@@ -3,13 +3,14 @@
 use super::RunOptions;
 use super::args::{BenchArgs, BenchOp};
 use crate::atomic::{WRITE_HINT, check_target, write_atomically};
-use crate::bench::data::Split;
 use crate::bench::profile;
+use crate::bench::recorded::Recorded;
 use crate::bench::row::{self, Row};
 use crate::bench::step::{self, Precision};
 use crate::bench::suite::{self, Groups, Op, Plan};
 use crate::gpu::Gpu;
 use crate::{Error, Result};
+use clap::ValueEnum as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,9 @@ pub fn run(args: &BenchArgs, opts: &RunOptions, overrides: &[String]) -> Result<
         check_target(path)?;
     }
     let gpu = open(args, opts)?;
+    if let Groups::Recorded(recorded) = &plan.groups {
+        log::info!("{}", recorded.describe());
+    }
     if args.profile {
         return profile(&gpu, args, &plan, output.as_deref());
     }
@@ -85,9 +89,16 @@ fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
     let ops = match (args.op.as_slice(), &args.suite) {
         ([], Some(_)) => Op::ALL.to_vec(),
         (named @ [_, ..], None) => named.iter().copied().map(library).collect(),
-        _ => {
-            let what = "name what to measure, or a suite";
+        ([], None) => {
+            let what = "nothing is named that is to be measured";
             return Err(Error::user(what, "such as `moe8 bench grouped`, or `moe8 bench --suite standard`"));
+        }
+        ([op, ..], Some(suite)) => {
+            let op = op.to_possible_value().map_or(String::new(), |value| value.get_name().to_string());
+            return Err(Error::user(
+                format!("--suite {suite} measures everything, and {op} is named beside it"),
+                format!("leave out {op}, or leave out --suite"),
+            ));
         }
     };
     if ops.len() > 1 && !args.shape.is_empty() {
@@ -104,10 +115,10 @@ fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
         None => Groups::Both,
         Some("uniform") => Groups::Uniform,
         Some("ragged") => Groups::Ragged,
-        Some(file) => Groups::Recorded(Split::recorded(Path::new(file))?),
+        Some(file) => Groups::Recorded(Recorded::read(Path::new(file))?),
     };
     let named = Precision::ALL.into_iter().filter(|p| Some(p.name()) == args.precision.as_deref());
-    Ok(Plan {
+    let plan = Plan {
         ops,
         shapes: args.shape.clone(),
         groups,
@@ -115,7 +126,9 @@ fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
         config: args.run.config.clone(),
         overrides: overrides.to_vec(),
         explain: args.run.explain,
-    })
+    };
+    plan.check_groups()?;
+    Ok(plan)
 }
 
 /// Options that none of `ops` has are errors: nothing passes in silence.
