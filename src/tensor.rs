@@ -35,8 +35,8 @@ impl Tensor {
         Ok(Tensor { shape: shape.to_vec(), dtype, flat: false, buffer, offset: 0 })
     }
 
-    /// Tensors of one shape with undefined contents: one after another in one buffer where each of them can be bound there (see
-    /// [`Tensor::stacked`]), else apart.
+    /// Tensors of one shape with undefined contents: one after another in one buffer where each of them can be bound there, and all
+    /// at once (see [`Tensor::stacked`]), else apart.
     ///
     /// # Errors
     /// As [`Tensor::empty`].
@@ -46,7 +46,9 @@ impl Tensor {
         shape: &[usize],
         dtype: DType,
     ) -> Result<[Tensor; P]> {
-        if P < 2 || !quad_bytes(shape, dtype).is_multiple_of(gpu.caps().align.max(16)) {
+        let (caps, each) = (gpu.caps(), quad_bytes(shape, dtype));
+        let fits = P as u64 * each <= caps.max_binding.min(caps.max_buffer);
+        if P < 2 || !fits || !each.is_multiple_of(caps.align.max(16)) {
             let apart = (0..P).map(|_| Tensor::empty(gpu, name, shape, dtype)).collect::<Result<Vec<_>>>()?;
             return Ok(apart.try_into().expect("P tensors"));
         }
@@ -318,7 +320,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::Tensor;
-    use crate::gpu::{DeviceChoice, Gpu};
+    use crate::gpu::{Caps, DeviceChoice, Gpu};
     use crate::num::DType;
 
     #[test]
@@ -337,5 +339,19 @@ mod tests {
         let [d, e] = Tensor::empty_stack(&gpu, "de", &[3, 4], DType::BF16).unwrap();
         assert!(Tensor::stacked(&[&d, &e]).is_none() && !d.is_shared());
         assert!(Tensor::stacked(&[]).is_none());
+    }
+
+    /// What fits by itself never fails for want of room for a stack.
+    #[test]
+    fn tensors_whose_stack_is_over_a_limit_lie_apart() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        let each = 4096;
+        for (most, together) in [(2 * each, true), (2 * each - 1, false), (each, false)] {
+            for caps in [Caps { max_binding: most, ..gpu.caps() }, Caps { max_buffer: most, ..gpu.caps() }] {
+                let planner = gpu.planner_with(caps);
+                let [a, b] = Tensor::empty_stack(&planner, "ab", &[64, 32], DType::BF16).expect("room");
+                assert_eq!(Tensor::stacked(&[&a, &b]).is_some(), together, "{most} bytes at most");
+            }
+        }
     }
 }
