@@ -59,7 +59,8 @@ fn main() {
   let length = sqrt(sum_squares[0]);
   let c = p.max_norm / (length + 1e-6);
   norm[0] = length;
-  // Not min(): a NaN norm must give a NaN factor, as in PyTorch.
-  coefficient[0] = select(c, 1.0, c > 1.0);
+  // A NaN norm must give a NaN factor, as in PyTorch: by its bits, since a driver may take a comparison for min().
+  let is_nan = (bitcast<u32>(length) & 0x7fffffffu) > 0x7f800000u;
+  coefficient[0] = select(select(c, 1.0, c > 1.0), length, is_nan);
 }
 //!end

@@ -365,7 +365,10 @@ fn chosen(gpu: &Gpu, form: Form, operands: [&Codes; 2], dims: Dims, options: Gem
     let operands = operands.map(|codes| codes.memory().dtype());
     let groups = options.offs.map(Tensor::numel);
     let product = Product { form, operands, sizes: dims.sizes(), groups };
-    options.kernel.unwrap_or_else(|| choose(gpu, &product))
+    let kernel = options.kernel.unwrap_or_else(|| choose(gpu, &product));
+    // As halves they have scales of their own, and the kernel takes one for each row and column.
+    let has_two = operands[0] == DType::BF16 && options.scales.is_some();
+    if kernel == GemmKernel::Coop && has_two { GemmKernel::Tiled } else { kernel }
 }
 
 fn launch(
