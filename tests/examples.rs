@@ -39,6 +39,9 @@ fn run(name: &str) {
     assert!(out.status.success(), "{name}: {}\n{printed}{said}", out.status);
     let lines = printed.lines().count();
     assert!((1..=MOST_PRINTED).contains(&lines), "{name} printed {lines} lines:\n{printed}");
+    for ratio in ["inf dB", "NaN dB"] {
+        assert!(!printed.contains(ratio), "{name} prints {ratio}, which tells a reader nothing:\n{printed}");
+    }
     print!("{printed}");
 }
 

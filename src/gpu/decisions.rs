@@ -3,6 +3,7 @@
 //!
 //! Names of kernels, ops and classes are the choosers' own; see `ops::choice`.
 
+use super::names::kernels_of;
 use crate::atomic::{WRITE_HINT, write_atomically};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,8 @@ pub struct Decisions {
     path: PathBuf,
     /// Why the file is not used, if it is damaged.
     damage: Option<String>,
+    /// Kernels that the file names and their ops have not, with these ops and classes: their entries are left out.
+    unknown: BTreeMap<String, Vec<String>>,
 }
 
 impl Decisions {
@@ -79,13 +82,14 @@ impl Decisions {
             Err(why) => (None, Some(why)),
         };
         let mut file = found.filter(|f| f.is_of(&own)).unwrap_or(own);
+        let unknown = file.drop_unknown();
         if let Some((op, kernel)) = file.trying.take() {
             match file.rejected.iter_mut().find(|r| r.op == op && r.kernel == kernel) {
                 Some(again) => again.why = ENDED_TWICE.into(),
                 None => file.rejected.push(Rejected { op, kernel, why: ENDED.into() }),
             }
         }
-        Decisions { file, path, damage }
+        Decisions { file, path, damage, unknown }
     }
 
     /// The file.
@@ -175,6 +179,9 @@ impl Decisions {
     /// The file cannot be written.
     pub fn finish(&mut self) -> Result<()> {
         self.file.timings.clear();
+        // What was wrong with the file is overwritten.
+        self.damage = None;
+        self.unknown.clear();
         self.save()
     }
 
@@ -205,18 +212,33 @@ impl Decisions {
                 "scalar" | "simple" => "is the last resort",
                 _ => "is not used, unless --kernel names it,",
             };
-            let ops = all.iter().take(OPS_NAMED).map(|r| r.op.as_str()).collect::<Vec<_>>().join(", ");
-            let more = all.len().saturating_sub(OPS_NAMED);
-            let more = if more > 0 { format!(" and {more} more ops") } else { String::new() };
+            let ops = some_of(&all.iter().map(|r| r.op.as_str()).collect::<Vec<_>>());
             let why = &all[0].why;
             // An interrupted tuning looks like a crash, and its next run goes on there.
             let again = match all.iter().all(|r| r.why == ENDED) {
                 true => "`moe8 tune` goes on there".to_string(),
                 false => format!("delete {path} and run `moe8 tune` to try again"),
             };
-            format!("{kernel} {what} for {ops}{more} here: {why} ({again})")
+            format!("{kernel} {what} for {ops} here: {why} ({again})")
         });
-        damaged.chain(lines).collect()
+        let unknown = self.unknown.iter().map(|(kernel, ops)| {
+            let known = kernels_of(&ops[0]).join(", ");
+            let ops = some_of(&ops.iter().map(String::as_str).collect::<Vec<_>>());
+            format!(
+                "{path} names {kernel:?} for {ops}, where the kernels are {known}: what it says there is not used (`moe8 tune` \
+                 writes it anew, or delete the file)"
+            )
+        });
+        damaged.chain(unknown).chain(lines).collect()
+    }
+}
+
+/// The first of `ops`, and how many more there are.
+fn some_of(ops: &[&str]) -> String {
+    let named = ops[..ops.len().min(OPS_NAMED)].join(", ");
+    match ops.len().saturating_sub(OPS_NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more ops"),
     }
 }
 
@@ -224,6 +246,26 @@ impl File {
     fn is_of(&self, other: &File) -> bool {
         let key = |f: &File| [f.adapter.clone(), f.driver.clone(), f.version.clone()];
         key(self) == key(other)
+    }
+
+    /// Takes out the entries of kernels that their ops have not; the ops and classes of each such name.
+    fn drop_unknown(&mut self) -> BTreeMap<String, Vec<String>> {
+        let mut unknown = BTreeMap::<String, Vec<String>>::new();
+        let mut knows = |op: &str, kernel: &str| {
+            let known = kernels_of(op).contains(&kernel);
+            if !known {
+                unknown.entry(kernel.into()).or_default().push(op.into());
+            }
+            known
+        };
+        let of = |f: &Fastest| [Some(f.kernel.clone()), f.than.clone()];
+        self.fastest.retain(|class, f| of(f).into_iter().flatten().all(|kernel| knows(class, &kernel)));
+        self.rejected.retain(|r| knows(&r.op, &r.kernel));
+        self.trying = self.trying.take().filter(|(op, kernel)| knows(op, kernel));
+        for (class, times) in &mut self.timings {
+            times.retain(|kernel, _| knows(class, kernel));
+        }
+        unknown
     }
 }
 
@@ -292,6 +334,48 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let none = load(dir.path());
         assert!(none.is_empty() && none.warnings().is_empty());
+    }
+
+    #[test]
+    fn entries_of_unknown_kernels_are_named_and_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut known = load(dir.path());
+        let fastest =
+            |kernel: &str, than: &str| Fastest { kernel: kernel.into(), than: Some(than.into()), times: 1.5 };
+        known.set("gemm nt f32 large", fastest("tiled", "scalar")).unwrap();
+        known.set("gemm nn f32 large", fastest("tilde", "scalar")).unwrap();
+        known.set("gemm tn f32 large", fastest("tiled", "tilde")).unwrap();
+        known.set("quantize rows narrow", fastest("coop", "simple")).unwrap();
+        known.time("gemm nt f32 small", "tilde", 1.0);
+        known.time("gemm nt f32 small", "coop", 2.0);
+        for (op, kernel) in [("gemm nt bf16", "tilde"), ("quantize rows", "wide")] {
+            known.begin(op, kernel).unwrap();
+            known.end(Some("wrong".into())).unwrap();
+        }
+        known.begin("gemm nt fp8", "fats").unwrap();
+        let mut found = load(dir.path());
+        assert_eq!(found.fastest("gemm nt f32 large"), Some(&fastest("tiled", "scalar")));
+        for class in ["gemm nn f32 large", "gemm tn f32 large", "quantize rows narrow"] {
+            assert_eq!(found.fastest(class), None, "{class}");
+        }
+        assert_eq!((found.rejected().len(), found.rejection("quantize rows", "wide")), (1, Some("wrong")));
+        assert_eq!(found.timings()["gemm nt f32 small"].keys().collect::<Vec<_>>(), ["coop"]);
+        let warnings = found.warnings();
+        assert_eq!(warnings.len(), 4, "{warnings:?}");
+        for (warning, parts) in warnings.iter().zip([
+            ["names \"coop\" for quantize rows narrow, where the kernels are simple, wide: ", "tuned.json"],
+            ["names \"fats\" for gemm nt fp8, ", "the kernels are scalar, tiled, narrow, coop: "],
+            [
+                "names \"tilde\" for gemm nn f32 large, gemm tn f32 large, gemm nt bf16 and 1 more ops",
+                "moe8 tune",
+            ],
+            ["wide is not used", "quantize rows"],
+        ]) {
+            assert!(parts.iter().all(|part| warning.contains(part)), "{warnings:?}");
+        }
+        found.finish().unwrap();
+        assert_eq!(found.warnings().len(), 1, "the file is written anew");
+        assert_eq!(load(dir.path()).warnings().len(), 1);
     }
 
     #[test]

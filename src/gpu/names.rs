@@ -66,3 +66,11 @@ impl QuantizeKernel {
         }
     }
 }
+
+/// The names of the kernels of an op, or of a class of its calls: see `ops::choice`.
+pub fn kernels_of(op: &str) -> Vec<&'static str> {
+    match op.starts_with("quantize ") {
+        true => QuantizeKernel::ALL.map(QuantizeKernel::name).into(),
+        false => GemmKernel::ALL.map(GemmKernel::name).into(),
+    }
+}

@@ -23,6 +23,9 @@ const SETTINGS: [(&str, &str); 8] = [
     ("PRTE_MCA_hwloc_default_binding_policy", "none"),
 ];
 
+/// Only a hang takes so long: three ranks with software adapters need seconds alone, and over half a minute at a load of 12 on two cores.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// How a job ended.
 pub struct Job {
     /// The launcher's exit code; `None` when it had to be killed.
@@ -74,7 +77,7 @@ pub fn launch(name: &str, ranks: usize, limit: Duration) -> Job {
 
 /// As [`launch`], and fails with the ranks' output unless every rank succeeds.
 pub fn succeed(name: &str, ranks: usize) {
-    let job = launch(name, ranks, Duration::from_secs(30));
+    let job = launch(name, ranks, PATIENCE);
     assert_eq!(job.code, Some(0), "{name} on {ranks} ranks, after {:?}:\n{}", job.took, job.text);
     // The ranks' lines may be cut into each other, but not within what is written at once.
     let ran = job.text.matches(". 1 passed; 0 failed").count();
