@@ -190,7 +190,7 @@ fn one_rank_in_bf16_lets_the_optimizer_cast() {
             let fsdp = group(&gpu, Arc::from(comm), &[&[5, 7]], (compute, false), reshard);
             let mut found = None;
             fsdp.update(|shards| {
-                found = shards.low().map(|low| low.dtype());
+                found = shards.take_low().map(|low| low.dtype());
                 Ok(())
             })?;
             Ok(found)
@@ -226,7 +226,7 @@ fn gathered_weights_are_those_of_now() {
     // What a dutiful optimizer writes, here something that no cast would give.
     let written = |shards: &moe8::params::Shards<'_>| {
         fill(shards.master, 0.5);
-        fill(shards.low().expect("memory in bf16"), 0.75);
+        fill(shards.take_low().expect("memory in bf16"), 0.75);
         Ok(())
     };
     fsdp.update(written).expect("an update");

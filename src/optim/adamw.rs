@@ -47,7 +47,7 @@ impl AdamW {
         let Hyper { beta1, beta2, eps, weight_decay } = self.hyper;
         let step = adamw::Step { lr, beta1, beta2, eps, weight_decay, step: self.steps };
         let moments = self.m.segments().into_iter().zip(self.v.segments());
-        let low = shards.low().map(Store::segments).unwrap_or_default();
+        let low = shards.take_low().map(Store::segments).unwrap_or_default();
         let values = shards.master.segments().into_iter().zip(shards.grads.segments());
         for (i, ((param, grad), (m, v))) in values.zip(moments).enumerate() {
             let state = adamw::State { param: &param, low: low.get(i), m: &m, v: &v };

@@ -169,7 +169,7 @@ impl Fsdp {
     }
 
     /// Lets `step`, an optimizer's, change the master weights. What was gathered is forgotten, or stays where `step` wrote that
-    /// too ([`Shards::low`]), and is not gathered again.
+    /// too ([`Shards::take_low`]), and is not gathered again.
     ///
     /// # Errors
     /// Those of `step`.

@@ -232,7 +232,7 @@ impl<'a> Shards<'a> {
 
     /// The master weights in bf16, if they are of use. An optimizer that asks for them writes all of them, each new master weight
     /// rounded to nearest even; one that does not has them cast by others.
-    pub fn low(&self) -> Option<&'a Store> {
+    pub fn take_low(&self) -> Option<&'a Store> {
         self.taken.set(true);
         self.low
     }
