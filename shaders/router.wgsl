@@ -114,9 +114,8 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec
 @group(0) @binding(4) var<storage, read_write> d_logits: array<X>;
 
 // With w_k = scale * s_k / Z, Z = sum s + 1e-20 if NORM, else 1:
-//   d_s_k = scale * (d_w_k Z - sum_j d_w_j s_j) / Z^2 if NORM, else scale * d_w_k
+//   d_s_k = scale * (d_w_k / Z - sum_j d_w_j s_j / Z^2)    the second term only if NORM
 // Softmax: d_logit = s (d_s - sum_j s_j d_s_j); sigmoid: d_logit = d_s s (1 - s).
-// Products that are added are written as fma: what a compiler fuses by itself depends on what stands around it.
 @compute @workgroup_size(64)
 fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let t = grid_index(wg, n) * 64u + li;
@@ -132,30 +131,25 @@ fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: ve
     let e = ids[first + k];
     let s = scores[base + e / 4u][e % 4u];
     sum += s;
-    dot_w = fma(d_weights[first + k], s, dot_w);
+    dot_w += d_weights[first + k] * s;
   }
-  let z = sum + 1e-20;
   var factor = p.scale;
-  var mean = dot_w;
+  var shift = 0.0;
   if NORM == 1u {
-    factor = p.scale / z;
-    mean = fma(dot_w, z, -(dot_w * sum)) / z;
+    factor = p.scale / (sum + 1e-20);
+    shift = dot_w / (sum + 1e-20);
   }
-  mean *= factor;
+  let mean = factor * (dot_w - shift * sum);
   for (var q = 0u; q < quads; q++) {
     var d = vec4<f32>();
     for (var k = 0u; k < p.top_k; k++) {
       let hit = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(ids[first + k]);
-      var one = d_weights[first + k];
-      if NORM == 1u {
-        one = fma(one, z, -dot_w) / z;
-      }
-      d = select(d, vec4<f32>(one), hit);
+      d = select(d, vec4<f32>(factor * (d_weights[first + k] - shift)), hit);
     }
     let s = scores[base + q];
-    var r = s * fma(vec4<f32>(factor), d, vec4<f32>(-mean));
+    var r = s * (d - mean);
     if SIGMOID == 1u {
-      r = factor * d * s * (1.0 - s);
+      r = d * s * (1.0 - s);
     }
     d_logits[base + q] = x_put(select(vec4<f32>(0.0), r, inside(q)));
   }
