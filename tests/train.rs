@@ -304,3 +304,18 @@ fn accumulation_equals_one_large_batch() {
         assert_eq!(a.counts, b.counts, "step {step}");
     }
 }
+
+/// With `check_nan` a step whose gradients are no numbers ends there, before the optimizer spreads them.
+#[test]
+fn a_gradient_that_is_no_number_is_named() {
+    let options = Options { check_nan: true, ..Options::default() };
+    let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+    for dtype in [DType::F32, DType::BF16] {
+        let recipe = Recipe { lr: 1e30, ..tiny::recipe(dtype, 4) };
+        let mut trainer = tiny::trainer(&gpu, solo(), &Converters::none(), recipe);
+        let mut step = |i| trainer.step(&[tiny::batch(i, 2, 0, 1)]).map(drop).map_err(|e| e.to_string());
+        assert_eq!(step(0), Ok(()), "the first step has sound weights");
+        let error = step(1).expect_err("a step with weights of 1e30");
+        assert!(error.starts_with("step 2: the gradients' norm is ") && error.contains("hint:"), "{error}");
+    }
+}

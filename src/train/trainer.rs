@@ -1,7 +1,6 @@
 //! One rank's training state, and one step of it.
 
 use super::data;
-use crate::Result;
 use crate::autograd::Tape;
 use crate::comm::Communicator;
 use crate::gpu::{Download, Gpu};
@@ -12,6 +11,7 @@ use crate::optim::{AdamW, Hyper, Schedule};
 use crate::parallel::{Fsdp, Policy};
 use crate::params::ParamId;
 use crate::tensor::Tensor;
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// What the step needs of the configuration.
@@ -227,6 +227,9 @@ impl Trainer {
     pub fn step(&mut self, batches: &[data::Batch]) -> Result<Pending> {
         let (losses, counts) = self.gradients(batches)?;
         let (norm, coefficient) = self.clip()?;
+        if self.gpu.options().check_nan {
+            self.check_finite(&norm)?;
+        }
         let counts = self.fsdp.sum_counts(counts)?;
         if let Some(coeff) = self.recipe.load_balance {
             for ((_, bias), counts) in self.model.biases().iter().zip(&counts) {
@@ -239,6 +242,26 @@ impl Trainer {
         let pending = self.collect(&losses, &norm, &counts, lr)?;
         self.gpu.flush()?;
         Ok(pending)
+    }
+
+    /// Reads the gradients' norm back and, where it is no number, names the first gradient of this rank that has none.
+    fn check_finite(&self, norm: &Tensor) -> Result<()> {
+        let norm = norm.to_f32(&self.gpu)?[0];
+        if norm.is_finite() {
+            return Ok(());
+        }
+        let mut what = "no gradient of this rank has one: their squares are too large".to_owned();
+        for (id, spec) in self.fsdp.table().iter() {
+            let shard = self.fsdp.grads.shard(self.fsdp.layout().place(id)).to_f32(&self.gpu)?;
+            if let Some(value) = shard.into_iter().find(|v| !v.is_finite()) {
+                what = format!("the first gradient that has a {value} is that of {}", spec.name);
+                break;
+            }
+        }
+        Err(Error::user(
+            format!("step {}: the gradients' norm is {norm}; {what}", self.steps + 1),
+            "lower optimizer.lr, check the data, or compare with training.mixed_precision_param = \"float32\"",
+        ))
     }
 
     fn clip(&self) -> Result<(Tensor, Tensor)> {
