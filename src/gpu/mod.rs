@@ -99,7 +99,8 @@ pub struct Options {
     pub safe_shaders: bool,
     /// Pretend that the adapter's largest storage binding is this many bytes (tests of the limit's handling).
     pub max_binding: Option<u64>,
-    /// Look at every op's result in the forward pass and stop at the first NaN or Inf (slow: each is read back).
+    /// Look at every op's result in the forward pass, and at the gradients' norm, and stop at the first NaN or Inf (slow: each is read
+    /// back).
     pub check_nan: bool,
     /// Fill each new buffer with NaN, to show that no kernel reads what it did not write.
     pub poison: bool,
