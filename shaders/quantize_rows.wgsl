@@ -30,8 +30,6 @@ var<private> offs: array<u32, 1>; // for the text of lib/groups.wgsl, which does
 @group(0) @binding(INPUTS + GROUPED + 3u) var<storage, read_write> column_tops: array<vec4<u32>>;
 //!end
 
-var<workgroup> row_tops: array<u32, LANES>;
-
 // CHUNK rows of one group, LANES / TEAM teams with a row each at a time. A lane has every TEAM-th unit of its rows. Without TOPS a team
 // has one row: CHUNK is LANES / TEAM.
 @compute @workgroup_size(LANES)
@@ -91,15 +89,7 @@ fn rows(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u
 //!repeat i UNITS
     top = max(top, max(evens(v$i), odds(v$i)));
 //!end
-    row_tops[li] = largest(top);
-    workgroupBarrier();
-    for (var width = TEAM / 2u; width > 0u; width /= 2u) {
-      if lane < width {
-        row_tops[li] = max(row_tops[li], row_tops[li + width]);
-      }
-      workgroupBarrier();
-    }
-    let r = descale_bits((row_tops[li - lane] >> 1u) & 0x7fff0000u);
+    let r = descale_bits(row_top(li, largest(top)));
     if row < range.end {
       if lane == 0u {
         descales[row] = r;

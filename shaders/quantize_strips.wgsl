@@ -222,8 +222,6 @@ fn no_codes(first: u32, end: u32, unit: u32) {
 }
 
 //!repeat b BOTH
-var<workgroup> row_tops: array<u32, LANES>;
-
 // The codes of row `first` and those after it, before `end`: a row by each team of TEAM lanes, UNITS units a lane.
 fn row_tile(first: u32, end: u32, li: u32) {
   let units = div_up(p.cols, 8u);
@@ -237,15 +235,7 @@ fn row_tile(first: u32, end: u32, li: u32) {
 //!repeat i UNITS
   top = max(top, max(evens(v$i), odds(v$i)));
 //!end
-  row_tops[li] = largest(top);
-  workgroupBarrier();
-  for (var width = TEAM / 2u; width > 0u; width /= 2u) {
-    if lane < width {
-      row_tops[li] = max(row_tops[li], row_tops[li + width]);
-    }
-    workgroupBarrier();
-  }
-  let r = descale_bits((row_tops[li - lane] >> 1u) & 0x7fff0000u);
+  let r = descale_bits(row_top(li, largest(top)));
   if row >= end {
     return;
   }

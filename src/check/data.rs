@@ -6,6 +6,14 @@ use crate::num::rng::Stream;
 use crate::num::{DType, Fp8, bf16};
 use crate::tensor::Tensor;
 
+/// Bytes at multiples of which every adapter can bind a part of memory.
+const APART: usize = 256;
+
+/// Whether parts of so many bytes, one after the other, can each be bound by itself.
+pub(super) fn are_bindable(parts: &[usize]) -> bool {
+    parts.iter().all(|bytes| bytes.is_multiple_of(APART))
+}
+
 /// Which codes a test draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Codes {

@@ -1,6 +1,6 @@
 //! The grouped products in their three forms against the f64 product of the same codes, over ragged groups, and stacks of them.
 
-use super::data::{Codes, Operand, scales};
+use super::data::{Codes, Operand, are_bindable, scales};
 use super::sums::sums;
 use crate::Result;
 use crate::gpu::{GemmKernel, Gpu};
@@ -73,9 +73,6 @@ static STACKS: [Stack; 7] = [
 
 /// How many, group ends, M, N, K.
 type Stack = (usize, Option<&'static [u32]>, usize, usize, usize);
-
-/// Bytes at multiples of which every adapter can bind a part of memory.
-const APART: usize = 256;
 
 /// Runs the table, every case in all three forms, the stacks, and sums of them: with the kernels that `gpu` chooses, or what `--kernel` names can
 /// compute of it.
@@ -230,7 +227,7 @@ impl Case<'_> {
             Form::Tn => [quads(m, n) * codes, 4 * n, quads(n, k) * self.out.quad_bytes()],
             _ => [quads(e * n, k) * codes, 4 * e * n, quads(m, n) * self.out.quad_bytes()],
         };
-        parts.iter().all(|bytes| bytes.is_multiple_of(APART))
+        are_bindable(&parts)
     }
 
     fn name(&self) -> String {

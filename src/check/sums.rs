@@ -1,7 +1,7 @@
 //! Input gradients that are the sum of a stack's products, against one product after another: equal bit for bit. What one product is
 //! worth is seen in [`super::gemm`].
 
-use super::data::{Codes, Operand, scales};
+use super::data::{Codes, Operand, are_bindable, scales};
 use super::gemm::Outcome;
 use crate::Result;
 use crate::gpu::{GemmKernel, Gpu};
@@ -24,9 +24,6 @@ static TABLE: [Sum; 7] = [
     Sum(2, None, [300, 1000, 36], false),
     Sum(2, None, [192, 1100, 64], false),
 ];
-
-/// Bytes at multiples of which every adapter can bind a part of memory.
-const APART: usize = 256;
 
 /// Runs the table, of fp8 codes and of bf16 values, with the kernel that `gpu` chooses, or what `--kernel` names can compute of it.
 ///
@@ -94,7 +91,6 @@ impl Sum {
     fn has_bindable_parts(&self) -> bool {
         let &Sum(_, ends, [m, n, k], _) = self;
         let e = ends.map_or(1, <[u32]>::len);
-        let parts = [4 * m * n.div_ceil(4), 4 * e * n * k.div_ceil(4), 4 * m, 4 * e * k];
-        parts.iter().all(|bytes| bytes.is_multiple_of(APART))
+        are_bindable(&[4 * m * n.div_ceil(4), 4 * e * n * k.div_ceil(4), 4 * m, 4 * e * k])
     }
 }

@@ -21,6 +21,7 @@ const TEXT: &str = concat!(
     include_str!("../../shaders/lib/scales.wgsl"),
     include_str!("../../shaders/lib/panels.wgsl"),
     include_str!("../../shaders/lib/units.wgsl"),
+    include_str!("../../shaders/lib/row_top.wgsl"),
     include_str!("../../shaders/lib/silu.wgsl"),
     include_str!("../../shaders/lib/norm.wgsl"),
     include_str!("../../shaders/lib/row_sources.wgsl"),

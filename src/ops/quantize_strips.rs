@@ -19,6 +19,7 @@ const TEXT: &str = concat!(
     include_str!("../../shaders/lib/scales.wgsl"),
     include_str!("../../shaders/lib/panels.wgsl"),
     include_str!("../../shaders/lib/units.wgsl"),
+    include_str!("../../shaders/lib/row_top.wgsl"),
     include_str!("../../shaders/lib/columns.wgsl"),
     include_str!("../../shaders/quantize_strips.wgsl")
 );
