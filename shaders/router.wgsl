@@ -12,9 +12,19 @@ struct Router {
 
 @group(0) @binding(0) var<uniform> p: Router;
 
+// Keeps the divisor of the normed weights from zero.
+const FLOOR = 1e-20;
+
 // Which elements of quad `q` exist.
 fn inside(q: u32) -> vec4<bool> {
   return vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.experts);
+}
+
+// a / b, where `inverse` is 1 / b. Drivers make a product of a division whose divisor does not change in a loop, or do not, and the
+// bits differ; written so they have no choice.
+fn over(a: vec4<f32>, b: f32, inverse: f32) -> vec4<f32> {
+  let q = a * inverse;
+  return fma(fma(-q, vec4<f32>(b), a), vec4<f32>(inverse), q);
 }
 
 //!repeat i FORWARD
@@ -44,8 +54,9 @@ fn softmax(base: u32, quads: u32) {
     sum4 += e;
   }
   let sum = (sum4.x + sum4.y) + (sum4.z + sum4.w);
+  let inverse = 1.0 / sum;
   for (var q = 0u; q < quads; q++) {
-    scores[base + q] /= sum;
+    scores[base + q] = over(scores[base + q], sum, inverse);
   }
 }
 
@@ -97,11 +108,12 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec
   } else {
     softmax(t * quads, quads);
   }
-  let sum = choose(t, t * quads, quads);
+  let z = choose(t, t * quads, quads) + FLOOR;
+  let inverse = 1.0 / z;
   for (var k = 0u; k < p.top_k; k++) {
     var w = weights[t * p.top_k + k];
     if NORM == 1u {
-      w /= sum + 1e-20;
+      w = over(vec4<f32>(w), z, inverse).x;
     }
     weights[t * p.top_k + k] = w * p.scale;
   }
@@ -113,9 +125,29 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec
 @group(0) @binding(3) var<storage, read> ids: array<u32>;
 @group(0) @binding(4) var<storage, read_write> d_logits: array<X>;
 
-// With w_k = scale * s_k / Z, Z = sum s + 1e-20 if NORM, else 1:
-//   d_s_k = scale * (d_w_k / Z - sum_j d_w_j s_j / Z^2)    the second term only if NORM
-// Softmax: d_logit = s (d_s - sum_j s_j d_s_j); sigmoid: d_logit = d_s s (1 - s).
+// What a weight's gradient leaves for its own expert `k` of the `top_k` from `first` on, as d_s_k / (scale / Z). With
+// w_k = scale * s_k / Z, Z = sum s + FLOOR if NORM, else 1:
+//   d_s_k = scale / Z * (d_w_k - sum_j d_w_j s_j / Z), the second term only if NORM,
+// where the difference is taken inside of the sum: d_w_k Z - sum_j d_w_j s_j = sum_j (d_w_k - d_w_j) s_j + d_w_k FLOOR. One chosen expert
+// alone gets nothing, exactly; the difference of two sums that are nearly equal would be whatever the driver's rounding leaves.
+fn own(base: u32, first: u32, k: u32, inverse: f32) -> f32 {
+  let d_w = d_weights[first + k];
+  if NORM == 0u {
+    return d_w;
+  }
+  var sum = 0.0;
+  for (var j = 0u; j < p.top_k; j++) {
+    sum += (d_w - d_weights[first + j]) * score(base, ids[first + j]);
+  }
+  return (sum + d_w * FLOOR) * inverse;
+}
+
+fn score(base: u32, e: u32) -> f32 {
+  return scores[base + e / 4u][e % 4u];
+}
+
+// Softmax: d_logit = s (d_s - sum_j s_j d_s_j); sigmoid: d_logit = d_s s (1 - s). If NORM, the sum over j is
+// scale / Z * sum_j d_w_j s_j * FLOOR / Z, by the same cancellation.
 @compute @workgroup_size(64)
 fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let t = grid_index(wg, n) * 64u + li;
@@ -126,30 +158,30 @@ fn backward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: ve
   let base = t * quads;
   let first = t * p.top_k;
   var sum = 0.0;
-  var dot_w = 0.0;
+  var dot = 0.0;
   for (var k = 0u; k < p.top_k; k++) {
-    let e = ids[first + k];
-    let s = scores[base + e / 4u][e % 4u];
+    let s = score(base, ids[first + k]);
     sum += s;
-    dot_w += d_weights[first + k] * s;
+    dot += d_weights[first + k] * s;
   }
+  let inverse = 1.0 / (sum + FLOOR);
   var factor = p.scale;
-  var shift = 0.0;
   if NORM == 1u {
-    factor = p.scale / (sum + 1e-20);
-    shift = dot_w / (sum + 1e-20);
+    factor *= inverse;
+    dot *= FLOOR * inverse;
   }
-  let mean = factor * (dot_w - shift * sum);
   for (var q = 0u; q < quads; q++) {
     var d = vec4<f32>();
     for (var k = 0u; k < p.top_k; k++) {
-      let hit = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(ids[first + k]);
-      d = select(d, vec4<f32>(factor * (d_weights[first + k] - shift)), hit);
+      let e = ids[first + k];
+      if e / 4u == q {
+        d = select(d, vec4<f32>(own(base, first, k, inverse)), vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(e % 4u));
+      }
     }
     let s = scores[base + q];
-    var r = s * (d - mean);
+    var r = factor * (s * (d - dot));
     if SIGMOID == 1u {
-      r = d * s * (1.0 - s);
+      r = factor * (d * s * (1.0 - s));
     }
     d_logits[base + q] = x_put(select(vec4<f32>(0.0), r, inside(q)));
   }
