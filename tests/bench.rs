@@ -375,6 +375,7 @@ fn recorded_groups_are_replayed() {
         );
         assert_eq!(text.matches("\"groups\":\"layers.1\"").count(), 3, "{text}");
     }
+    weights_have_the_experts_of_a_file(&file);
     // Rows and groups that are not the file's: said, with those that are.
     for (op, shape, wanted) in [
         ("grouped", "9x4x5x3", ["has 9 rows in 3 groups, but layers.1 of ", "write --shape 8x4x5x3"]),
@@ -385,6 +386,17 @@ fn recorded_groups_are_replayed() {
         let (code, _, errors) = run(&line);
         assert_eq!(code, Some(2), "{line}: {errors}");
         assert!(wanted.iter().all(|word| errors.contains(word)), "{line}: {errors}");
+    }
+}
+
+/// Eight rows and three experts, with and without a shape.
+fn weights_have_the_experts_of_a_file(file: &std::path::Path) {
+    for shape in ["--shape 8x4", ""] {
+        let line = format!("bench quantize --groups {} --json --allow-software {shape}", file.display());
+        let rows = rows(&line);
+        let weights = rows.iter().filter(|row| row["op"].as_str().unwrap().contains("weight"));
+        let shapes: Vec<&str> = weights.map(|row| row["shape"].as_str().unwrap()).collect();
+        assert!(shapes.len() == 2 && shapes.iter().all(|s| s.starts_with("3x3x")), "{line}: {shapes:?}");
     }
 }
 

@@ -150,7 +150,7 @@ impl Op {
     }
 }
 
-/// Groups and weights of the quantizers' cases.
+/// Groups and weights of the quantizers' cases, where no file of groups says how many.
 const EXPERTS: usize = 8;
 
 /// How rows fall into groups.
@@ -330,9 +330,11 @@ impl Plan {
 }
 
 fn quantizers(runner: &mut Runner, plan: &Plan, [m, k]: [usize; 2]) -> Result<()> {
-    let (gpu, experts) = (runner.gpu().clone(), EXPERTS.min(m));
-    for (i, split) in splits(plan, m, experts).iter().enumerate() {
-        let weight = [experts, m.div_ceil(experts), k];
+    let gpu = runner.gpu().clone();
+    for (i, split) in splits(plan, m, EXPERTS.min(m)).iter().enumerate() {
+        // A file of groups sets experts and rows; weights have as many elements as the rows that meet them.
+        let experts = split.sizes.len();
+        let weight = [experts, split.rows().div_ceil(experts), k];
         let cases = memory::quantizers(&gpu, (split.rows(), k), weight, split)?;
         // Only columns know of groups.
         let new = cases.iter().filter(|case| i == 0 || case.groups == split.name);
