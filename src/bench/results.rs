@@ -36,7 +36,10 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
     if let Some((_, what)) = BEGINNINGS.iter().find(|(beginning, _)| text.starts_with(beginning)) {
         return Err(other((*what).into()));
     }
-    let values = values(&text).map_err(|e| other(format!("is no JSON: {e}")))?;
+    let values = values(&text).map_err(|e| match looks_like_rows(&text) {
+        true => other(format!("is damaged or cut off: not JSON to its end ({e})")),
+        false => other("is none of `moe8 bench --output`: no JSON".into()),
+    })?;
     if values.is_empty() {
         return Err(other("has no rows".into()));
     }
@@ -51,6 +54,12 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
         })
     });
     rows.collect()
+}
+
+/// Whether a text begins as [`read`] wants it, so that where a parser stopped says something.
+fn looks_like_rows(text: &str) -> bool {
+    let text = text.trim_start();
+    text.strip_prefix('[').unwrap_or(text).trim_start().starts_with('{')
 }
 
 /// The objects of a JSON array, or of lines.
