@@ -319,3 +319,17 @@ fn a_gradient_that_is_no_number_is_named() {
         assert!(error.starts_with("step 2: the gradients' norm is ") && error.contains("hint:"), "{error}");
     }
 }
+
+/// So does a step whose forward pass makes one: the step is named as well as the op.
+#[test]
+fn an_op_that_gives_no_number_is_named_with_its_step() {
+    let options = Options { check_nan: true, ..Options::default() };
+    let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+    let mut trainer =
+        tiny::trainer(&gpu, solo(), &Converters::none(), Recipe { lr: 1e-3, ..tiny::recipe(DType::F32, 4) });
+    trainer.step(&[tiny::batch(0, 2, 0, 1)]).map(drop).expect("a step with sound weights");
+    let (id, _) = trainer.fsdp.table().iter().next().expect("a parameter");
+    trainer.fsdp.set(id, &|_| f32::NAN).expect("a parameter's values");
+    let error = trainer.step(&[tiny::batch(1, 2, 0, 1)]).map(drop).expect_err("no numbers").to_string();
+    assert!(error.starts_with("step 2: op 0 (embedding) gave NaN at row 0, column 0"), "{error}");
+}

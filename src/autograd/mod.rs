@@ -50,12 +50,19 @@ pub struct Tape<'a> {
     nodes: Vec<Node>,
     vars: usize,
     recording: bool,
+    /// The training step, for messages.
+    step: Option<usize>,
 }
 
 impl<'a> Tape<'a> {
     /// A tape that records for [`Tape::backward`].
     pub fn new(gpu: &'a Gpu, weights: &'a dyn Weights) -> Tape<'a> {
-        Tape { gpu, weights, nodes: Vec::new(), vars: 0, recording: true }
+        Tape { gpu, weights, nodes: Vec::new(), vars: 0, recording: true, step: None }
+    }
+
+    /// The same for a training step, counted from 1, which its errors then name.
+    pub fn at_step(self, step: usize) -> Tape<'a> {
+        Tape { step: Some(step), ..self }
     }
 
     /// A tape that only computes.
@@ -96,9 +103,10 @@ impl<'a> Tape<'a> {
         let values = value.to_f32(self.gpu)?;
         let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
         let (row, column) = (at / value.cols().max(1), at % value.cols().max(1));
+        let step = self.step.map_or(String::new(), |step| format!("step {step}: "));
         Err(Error::user(
             format!(
-                "op {} ({op}) gave {} at row {row}, column {column} of {:?}",
+                "{step}op {} ({op}) gave {} at row {row}, column {column} of {:?}",
                 self.vars,
                 values[at],
                 value.shape()

@@ -181,7 +181,7 @@ impl Trainer {
         for (pass, batch) in batches.iter().enumerate() {
             let batch = self.upload(batch)?;
             self.fsdp.start(pass > 0);
-            let mut tape = Tape::new(&self.gpu, &self.fsdp);
+            let mut tape = Tape::new(&self.gpu, &self.fsdp).at_step(self.steps + 1);
             let forward = self.model.loss(&mut tape, &batch, 1.0 / batches.len() as f32)?;
             self.fsdp.start_backward();
             tape.backward(&forward.loss, None, &[])?;
