@@ -15,14 +15,8 @@ use crate::{Error, Result};
 /// What `write` returns, [`Error::Io`] for the file system's refusals (disk full, no permission), and
 /// [`Error::User`] when `path` exists and is no regular file.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    if path.exists() && !path.is_file() {
-        let what = format!("{} exists and is not a regular file", path.display());
-        return Err(Error::user(what, "name a file that may be replaced"));
-    }
-    let folder = match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    };
+    refuse_others(path)?;
+    let folder = folder_of(path);
     let io = |e| Error::io(path, e, WRITE_HINT);
     std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e, WRITE_HINT))?;
     let mut file = temporary_in(folder).map_err(io)?;
@@ -41,10 +35,7 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> Resul
 /// # Errors
 /// A folder that does not exist or cannot be written to, or something at `path` that is no file.
 pub fn check_target(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(path);
     if path.is_dir() || !folder.is_dir() {
         let what = match folder.is_dir() {
             true => format!("{} is a folder", path.display()),
@@ -52,7 +43,22 @@ pub fn check_target(path: &Path) -> Result<()> {
         };
         return Err(Error::user(what, "name a file in a folder that exists"));
     }
+    refuse_others(path)?;
     temporary_in(folder).map(drop).map_err(|e| Error::io(path, e, "name a file in a folder you may write to"))
+}
+
+/// Refuses a folder, device or pipe at `path`: renaming a file onto it would take it away.
+fn refuse_others(path: &Path) -> Result<()> {
+    if path.exists() && !path.is_file() {
+        let what = format!("{} exists and is not a regular file", path.display());
+        return Err(Error::user(what, "name a file that may be replaced"));
+    }
+    Ok(())
+}
+
+/// Where the file `path` lies.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// What to do when a file cannot be written.
@@ -121,6 +127,11 @@ mod tests {
             assert!(error.contains("folder that exists"), "{error}");
         }
         assert_eq!(names(dir.path()), Vec::<String>::new());
+        #[cfg(unix)]
+        {
+            let error = check_target(Path::new("/dev/null")).unwrap_err().to_string();
+            assert!(error.contains("is not a regular file"), "{error}");
+        }
     }
 
     #[test]

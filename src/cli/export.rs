@@ -1,6 +1,7 @@
 //! `moe8 export`: write a model's weights to `opts.output`.
 
 use super::RunOptions;
+use crate::atomic::check_target;
 use crate::comm::{Communicator, Solo};
 use crate::config::{Config, ExportDtype};
 use crate::gpu::Gpu;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 /// upstream's names, expert biases included.
 ///
 /// # Errors
-/// As for training; a dtype that the file cannot have; a disk that is full.
+/// As for training; a dtype that the file cannot have; a folder that does not exist, said at once; a disk that is full.
 pub fn run(config: &Config, opts: &RunOptions) -> Result<()> {
     config.validate(1)?;
     let dtype = match config.checkpoint.export_dtype {
@@ -27,13 +28,14 @@ pub fn run(config: &Config, opts: &RunOptions) -> Result<()> {
             ));
         }
     };
+    let path = opts.output.clone().unwrap_or_else(|| "model.safetensors".into());
+    check_target(&path)?;
     let options = opts.run_options();
     let gpu = Gpu::open_with(&options.device, options.gpu)?;
     let (_, args) = open_data(config)?;
     args.validate()?;
     let solo: Arc<dyn Communicator> = Arc::new(Solo::new());
     let trainer = build(config, &gpu, &solo, &args)?;
-    let path = opts.output.clone().unwrap_or_else(|| "model.safetensors".into());
     let tensors = state::save(&trainer, &path, dtype)?;
     log::info!("wrote {tensors} tensors to {}", path.display());
     Ok(())
