@@ -128,10 +128,16 @@ fn chosen_kernels_are_told_before_the_first_step() {
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what:?} in\n{text}"));
     let start = place("Training starts");
-    for what in
-        ["gemm nt fp8 thin: ", "attention backward bf16 d16: ", "quantize rows narrow: ", "kernel: adamw"]
-    {
+    for what in ["matrix units: ", "nt fp8 thin", "backward bf16 d16", "rows narrow", "kernels: "] {
         assert!(place(what) < start, "{what} comes too late");
     }
-    assert!(!text.contains("large: ") && !text.contains("d128"), "{text}");
+    assert!(!text.contains(" large,") && !text.contains("d128"), "{text}");
+    // Classes that share kernel and reason share a line, and no variant has one.
+    let ops = ["attention", "gemm", "quantize"];
+    let told = text.lines().filter_map(|l| l.split_once(" - INFO - ").map(|(_, told)| told));
+    let lines: Vec<&str> = told.filter(|l| ops.iter().any(|op| l.starts_with(op))).collect();
+    let reasons: std::collections::BTreeSet<_> =
+        lines.iter().map(|l| (l.split([' ', ':']).next(), l.split_once('(').map(|(_, why)| why))).collect();
+    assert_eq!(reasons.len(), lines.len(), "{lines:#?}");
+    assert!(!text.contains("X=bfloat16"), "{text}");
 }

@@ -192,8 +192,11 @@ impl Linear {
         Ok(self.case(self.name(pass), self.flops(), run, vec![pass]))
     }
 
-    /// The kernel that computes a pass of two operands of `dtype`.
+    /// The kernel that computes a pass of two operands of `dtype`; halves are for matrix units.
     fn kernel(&self, gpu: &Gpu, pass: Pass, dtype: DType) -> GemmKernel {
+        if dtype == DType::F16 {
+            return GemmKernel::Coop;
+        }
         let (m, k, n) = (self.m, self.k, self.n);
         let (form, sizes) = match pass {
             Pass::Forward => (Form::Nt, [m, n, k]),
@@ -238,9 +241,7 @@ impl Linear {
     /// A product of operands that are `dtype` already, in the order that it reads.
     fn scaled(self: &Rc<Self>, gpu: &Gpu, pass: Pass, dtype: DType) -> Result<super::runner::Run> {
         let l = self.clone();
-        // Halves are for matrix units.
-        let kernel = if dtype == DType::F16 { GemmKernel::Coop } else { l.kernel(gpu, pass, dtype) };
-        let order = gemm_choice::order(kernel);
+        let order = gemm_choice::order(l.kernel(gpu, pass, dtype));
         let (a, b) = match pass {
             Pass::Forward => (
                 quantize::along_rows(gpu, &l.x, dtype, order)?,
@@ -261,7 +262,9 @@ impl Linear {
                 _ => Scale::per_row(&a.descale),
             };
             let col = Scale::per_group(&b.descale, if pass == Pass::Forward { l.n } else { l.k });
-            let options = GemmOptions { offs: l.ends(), scales: Some((row, col)), kernel: Some(kernel) };
+            // The same as before; asked again, so that a planner hears of it.
+            let kernel = Some(l.kernel(gpu, pass, dtype));
+            let options = GemmOptions { offs: l.ends(), scales: Some((row, col)), kernel };
             let product = match pass {
                 Pass::Forward => gemm::nt_of,
                 Pass::Input => gemm::nn_of,

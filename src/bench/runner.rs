@@ -3,7 +3,7 @@
 use super::check::Check;
 use super::row::Row;
 use crate::Result;
-use crate::gpu::{Clock, Gpu};
+use crate::gpu::{Choice, Clock, Gpu};
 use crate::tensor::Tensor;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ pub struct Runner {
     busy: Option<Instant>,
     rows: Vec<Row>,
     /// What was said of chosen kernels, if anything is to be said.
-    told: Option<BTreeSet<String>>,
+    told: Option<BTreeSet<Choice>>,
 }
 
 impl Runner {
@@ -138,12 +138,8 @@ impl Runner {
     /// Says what `planner` chose, unless it was said or nobody wants to know.
     pub fn explain(&mut self, planner: &Gpu) {
         let Some(told) = &mut self.told else { return };
-        for line in planner.choices() {
-            if !told.contains(&line) {
-                log::info!("{line}");
-                told.insert(line);
-            }
-        }
+        let new = planner.choices().into_iter().filter(|choice| told.insert(choice.clone()));
+        Choice::lines(new).iter().for_each(|line| log::info!("{line}"));
     }
 
     /// The device.
@@ -250,6 +246,9 @@ impl Runner {
     /// The rows, with their shares of the peaks: of `copy` (bytes per second) those bound by memory, of the fastest GEMM here,
     /// or `gemm` operations per second if that is faster, the others.
     pub fn finish(mut self, copy: Option<f64>, gemm: Option<f64>) -> Vec<Row> {
+        if self.told.as_ref().is_some_and(BTreeSet::is_empty) {
+            log::info!("no kernel was chosen: each op here has only one");
+        }
         let is_gemm = |r: &&Row| r.op.starts_with("gemm") || r.op.starts_with("grouped");
         let best = self.rows.iter().filter(is_gemm).filter_map(|r| r.tflops).chain(gemm.map(|f| f * 1e-12));
         let best = best.fold(0.0, f64::max);

@@ -8,7 +8,7 @@ use crate::bench::recorded::Recorded;
 use crate::bench::row::{self, Row};
 use crate::bench::step::{self, Precision};
 use crate::bench::suite::{self, Groups, Op, Plan};
-use crate::gpu::Gpu;
+use crate::gpu::{Choice, Gpu};
 use crate::{Error, Result};
 use clap::ValueEnum as _;
 use std::io::Write as _;
@@ -192,7 +192,8 @@ fn profile(gpu: &Gpu, args: &BenchArgs, plan: &Plan, output: Option<&Path>) -> R
     let precision = plan.precisions.first().copied().unwrap_or(Precision::Fp8);
     let config = plan.step(precision, shape)?;
     if plan.explain {
-        step::planned(gpu, &config)?.choices().iter().for_each(|line| log::info!("{line}"));
+        let choices = step::planned(gpu, &config)?.choices();
+        Choice::lines(choices).iter().for_each(|line| log::info!("{line}"));
     }
     let profile = profile::profile(gpu, &config, PROFILED_STEPS)?;
     let lines = profile.lines();

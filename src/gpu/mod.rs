@@ -7,6 +7,7 @@
 mod adapter;
 mod buffer;
 mod cache;
+mod choices;
 mod clock;
 mod decisions;
 mod errors;
@@ -22,6 +23,7 @@ pub use adapter::{
 };
 pub use buffer::Buffer;
 pub use cache::cache_folder;
+pub use choices::Choice;
 pub use clock::{Clock, KernelTime, Timing};
 pub use decisions::{Decisions, Fastest, Rejected};
 pub use kernel::{Kernel, Params, Variant};
@@ -278,14 +280,14 @@ impl Gpu {
         self.state().launches()
     }
 
-    /// Of a planner: the kernels that ops with several have chosen so far, each with its class of calls and why.
-    pub fn choices(&self) -> Vec<String> {
+    /// Of a planner: the kernels that ops with several have chosen so far, by class of calls.
+    pub fn choices(&self) -> Vec<Choice> {
         self.state().choices.iter().cloned().collect()
     }
 
     /// Remembers what an op chose.
-    pub(crate) fn note_choice(&self, line: String) {
-        self.state().choices.insert(line);
+    pub(crate) fn note_choice(&self, choice: Choice) {
+        self.state().choices.insert(choice);
     }
 
     /// Device memory held now, in bytes: live buffers and those kept for reuse.

@@ -5,7 +5,7 @@
 //! nothing is created.
 
 use super::kernel::{Reflection, reflect};
-use super::{Buffer, Gpu, Kernel, Params, Variant, clock, transfer};
+use super::{Buffer, Choice, Gpu, Kernel, Params, Variant, clock, transfer};
 use crate::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub(super) struct State {
     pub stamps: Option<clock::Stamps>,
     pub profile: clock::Profile,
     /// What ops with several kernels chose, see [`Gpu::choices`].
-    pub choices: BTreeSet<String>,
+    pub choices: BTreeSet<Choice>,
 }
 
 impl State {

@@ -4,7 +4,7 @@
 //! and pays is taken, unless the user names another, or `moe8 tune` found another the fastest, or one not to be used
 //! ([`crate::gpu::Decisions`]).
 
-use crate::gpu::Gpu;
+use crate::gpu::{Choice, Gpu};
 use crate::num::DType;
 
 /// A call of an op, as far as the choice of its kernel depends on it.
@@ -70,7 +70,7 @@ enum Why {
 pub fn choose<C: Call>(gpu: &Gpu, call: &C) -> C::Kernel {
     if gpu.is_planner() {
         let (kernel, why) = explain(gpu, call);
-        gpu.note_choice(format!("{}: {} ({why})", call.class(), C::name(kernel)));
+        gpu.note_choice(Choice { class: call.class(), kernel: C::name(kernel), why });
         return kernel;
     }
     decide(gpu, call, |_, _| ()).0
@@ -160,7 +160,7 @@ fn rejection<'a, C: Call>(gpu: &'a Gpu, call: &C, kernel: C::Kernel) -> Option<&
 #[cfg(test)]
 mod tests {
     use super::{choose, explain};
-    use crate::gpu::{Caps, DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options, QuantizeKernel};
+    use crate::gpu::{Caps, Choice, DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options, QuantizeKernel};
     use crate::num::DType;
     use crate::ops::attention::{self, Shape};
     use crate::ops::attention_choice::{Attention, Pass};
@@ -262,7 +262,7 @@ mod tests {
         let x = Tensor::empty(&planner, "x", &[4, 12], DType::BF16).expect("a tensor");
         quantize::rowwise(&planner, &x).expect("codes");
         assert_eq!(
-            planner.choices(),
+            Choice::lines(planner.choices()),
             [
                 "attention backward f32 d64: scalar (by capability; not coop: no kernel for such operands on the matrix units)",
                 "gemm tn bf16 small: coop (by capability; not narrow: no size that is narrow)",

@@ -36,6 +36,17 @@ pub fn adapter(gpu: &Gpu) -> String {
     )
 }
 
+/// How many kernels are compiled, and what lists them: names and constants of each say nothing without their times.
+pub fn kernels(variants: &[String]) -> String {
+    let mut names: Vec<&str> = variants.iter().map(|v| v.split(' ').next().unwrap_or_default()).collect();
+    names.dedup();
+    format!(
+        "kernels: {} in {} variants; `moe8 bench step --profile` lists a step's with their times",
+        names.len(),
+        variants.len()
+    )
+}
+
 /// Which dtype is used where.
 pub fn dtypes(param: DType, reduce: DType) -> String {
     format!(

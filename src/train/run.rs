@@ -7,7 +7,7 @@ use super::trainer::{Pending, Recipe, StepStats, Trainer};
 use super::{logger, report, state};
 use crate::comm::{self, Communicator};
 use crate::config::{Config, Dataset, ModelArgs, Precision, Reshard, Vocabulary};
-use crate::gpu::{Counters, DeviceChoice, Gpu};
+use crate::gpu::{Choice, Counters, DeviceChoice, Gpu};
 use crate::nn::{Converters, Seed};
 use crate::num::DType;
 use crate::optim::{Hyper, Schedule};
@@ -253,8 +253,8 @@ impl<'a> Rank<'a> {
         lines.say(&format!("Device memory needed: {}", report::size(planner.memory())));
         if options.explain {
             lines.say(&format!("matrix units: {}", gpu.caps().matrix_units()));
-            planner.choices().iter().for_each(|line| lines.say(line));
-            planner.kernels().iter().for_each(|kernel| lines.say(&format!("kernel: {kernel}")));
+            Choice::lines(planner.choices()).iter().for_each(|line| lines.say(line));
+            lines.say(&report::kernels(&planner.kernels()));
         }
         gpu.prepare(&planner)?;
         let trainer = build(config, &gpu, &comm, &args)?;
