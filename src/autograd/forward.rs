@@ -3,21 +3,13 @@
 use super::rules::Rule;
 use super::{Tape, Var};
 use crate::Result;
-use crate::gpu::Gpu;
-use crate::num::DType;
 use crate::ops::fp8_linear::{Operand, Recipe};
-use crate::ops::gemm::{self, GemmOptions};
 use crate::ops::quantize::{self, Ready, Wish};
 use crate::ops::rmsnorm::Norm;
-use crate::ops::{
-    attention, cross_entropy, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu,
-};
+use crate::ops::{attention, dispatch, elementwise, embedding, fp8_linear, rmsnorm, rope, router, swiglu};
 use crate::params::ParamId;
 use crate::tensor::Tensor;
 use std::rc::Rc;
-
-/// Bytes of logits that exist at once, at most.
-const LOGITS_BYTES: usize = 64 << 20;
 
 /// The linears that will read what an op makes. It then leaves what they would make of it, where that is cheaper.
 #[derive(Clone, Copy, Debug, Default)]
@@ -266,97 +258,14 @@ impl Tape<'_> {
         let inputs: Vec<&Var> = std::iter::once(rows).chain(weights).chain(base).collect();
         self.push(rule, &inputs, y)
     }
-
-    /// Output projection and mean cross entropy in chunks of tokens, so that neither logits nor their gradient exist
-    /// whole. `share` scales the gradient (1, or 1 / accumulation steps). The loss is the mean over tokens.
-    ///
-    /// # Errors
-    /// As [`Tape::embedding`].
-    pub fn cross_entropy_head(
-        &mut self,
-        h: &Var,
-        weight: ParamId,
-        labels: &Tensor,
-        share: f32,
-        recipe: Recipe,
-    ) -> Result<Var> {
-        let (gpu, x) = (self.gpu, &h.value);
-        let w = self.weights.weight(weight)?;
-        let (tokens, vocab, dtype) = (x.rows(), w.shape()[0], x.dtype());
-        let losses = Tensor::flat(gpu, "token losses", tokens, DType::F32)?;
-        let d_h = Tensor::empty(gpu, "d_hidden", &[tokens, x.cols()], dtype)?;
-        let home = if self.recording { self.weights.gradient_home(&[weight])? } else { None };
-        // Summed over chunks in f32; a home of another dtype takes the sum.
-        let d_w = match &home {
-            Some(home) if home.dtype() == DType::F32 => home.clone(),
-            _ => Tensor::empty(gpu, "d_output", &[vocab, x.cols()], DType::F32)?,
-        };
-        let chunk = chunk_rows(tokens, vocab.div_ceil(4) * dtype.quad_bytes());
-        for from in (0..tokens).step_by(chunk) {
-            let to = (from + chunk).min(tokens);
-            let rows = x.slice_rows(from, to);
-            let logits = fp8_linear::forward(gpu, &rows, &w, None, recipe)?;
-            let (labels, losses) = (labels.slice_flat(from, to), losses.slice_flat(from, to));
-            if self.recording {
-                let scale = share / tokens as f32;
-                cross_entropy::forward_backward(gpu, &logits, &labels, &losses, scale)?;
-                let d_rows = d_h.slice_rows(from, to);
-                head_gradients(gpu, (&logits, &rows, &w), (&d_rows, &d_w), from > 0, recipe)?;
-            } else {
-                cross_entropy::forward(gpu, &logits, &labels, &losses)?;
-            }
-        }
-        let loss = cross_entropy::mean(gpu, &losses)?;
-        let d_w = match home {
-            Some(home) if home.dtype() != DType::F32 => {
-                elementwise::cast_into(gpu, &d_w, &home)?;
-                home
-            }
-            None if dtype != DType::F32 && self.recording => elementwise::cast(gpu, &d_w, dtype)?,
-            _ => d_w,
-        };
-        self.push(Rule::Head { d_h, d_w, weight }, &[h], loss)
-    }
-}
-
-/// Gradients of one chunk of the head: of its rows into `d_rows`, of the weight added to `d_w` (f32) unless it is the first.
-fn head_gradients(
-    gpu: &Gpu,
-    (d_logits, rows, w): (&Tensor, &Tensor, &Tensor),
-    (d_rows, d_w): (&Tensor, &Tensor),
-    accumulate: bool,
-    recipe: Recipe,
-) -> Result<()> {
-    if recipe == Recipe::HighPrecision {
-        gemm::nn_into(gpu, d_logits, w, d_rows, GemmOptions::default())?;
-        return gemm::tn_into(gpu, d_logits, rows, d_w, accumulate, GemmOptions::default());
-    }
-    // Scales along the tokens are this chunk's own.
-    let (flow, part) = fp8_linear::backward(gpu, d_logits, rows, w, None, recipe, true)?;
-    elementwise::cast_into(gpu, &flow.expect("the rows' gradient was asked for"), d_rows)?;
-    if accumulate { elementwise::add_into(gpu, d_w, &part) } else { elementwise::cast_into(gpu, &part, d_w) }
-}
-
-/// Tokens per chunk: equal chunks of at most [`LOGITS_BYTES`], multiples of 64 so that every slice can be bound.
-fn chunk_rows(tokens: usize, row_bytes: usize) -> usize {
-    let most = (LOGITS_BYTES / row_bytes.max(1)).max(64);
-    let chunks = tokens.div_ceil(most);
-    tokens.div_ceil(chunks.max(1)).next_multiple_of(64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{DeviceChoice, Options};
+    use crate::gpu::{DeviceChoice, Gpu, Options};
+    use crate::num::DType;
     use crate::params::Weights;
-
-    #[test]
-    fn chunks_cover_and_stay_bindable() {
-        for (tokens, bytes) in [(1, 16), (512, 9024), (16384, 9024), (16384, 1 << 20), (7, 1 << 30)] {
-            let rows = chunk_rows(tokens, bytes);
-            assert!(rows > 0 && rows.is_multiple_of(64), "{tokens} x {bytes}: {rows}");
-        }
-    }
 
     /// Weights of these shapes, by number.
     struct Shapes<'a>(&'a Gpu, &'a [&'a [usize]]);

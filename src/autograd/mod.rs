@@ -5,6 +5,7 @@
 //! as the walk goes up. Parameters are not variables: a rule asks [`Weights`] for them and hands it their gradient.
 
 mod forward;
+mod head;
 mod rules;
 
 pub use forward::Readers;
@@ -87,15 +88,20 @@ impl<'a> Tape<'a> {
 
     /// [`Tape::push`] of a rule with several results.
     fn push_all(&mut self, rule: Rule, inputs: &[&Var], values: Vec<Tensor>) -> Result<Vec<Var>> {
-        if self.gpu.options().check_nan {
-            values.iter().try_for_each(|value| self.check_finite(rule.name(), value))?;
-        }
-        let outputs: Vec<Var> = values.into_iter().map(|value| self.leaf(value)).collect();
+        let outputs = self.results(rule.name(), values)?;
         if self.recording {
             let inputs = inputs.iter().map(|v| v.id).collect();
             self.nodes.push(Node { rule, inputs, outputs: outputs.iter().map(|v| v.id).collect() });
         }
         Ok(outputs)
+    }
+
+    /// Variables of what `op` gave.
+    fn results(&mut self, op: &str, values: Vec<Tensor>) -> Result<Vec<Var>> {
+        if self.gpu.options().check_nan {
+            values.iter().try_for_each(|value| self.check_finite(op, value))?;
+        }
+        Ok(values.into_iter().map(|value| self.leaf(value)).collect())
     }
 
     /// Reads an op's result back and names the first value that is no number.
