@@ -99,71 +99,114 @@ impl Rule {
         self,
         gpu: &Gpu,
         weights: &dyn Weights,
-        mut grads: Vec<Option<Flow>>,
+        grads: Vec<Option<Flow>>,
         so_far: Option<Tensor>,
         reader: Option<&Rule>,
     ) -> Result<Vec<Option<Flow>>> {
         match self {
+            Rule::Enter { .. } => unreachable!("the tape leaves blocks by itself"),
             Rule::Head { d_h, d_w, weight } => {
                 weights.gradient(weight, d_w)?;
-                return Ok(vec![Some(d_h.into())]);
+                Ok(flows([d_h]))
             }
             Rule::Linears { input, weights: ids, recipe } => {
                 let d_x = linears(gpu, weights, grads, (&input, &ids, recipe), so_far)?;
-                return Ok(vec![d_x.map(Flow::from)]);
+                Ok(vec![d_x.map(Flow::from)])
             }
-            _ => {}
-        }
-        let Flow { value: g, .. } = grads.remove(0).expect("only the loss starts without a gradient");
-        let g = &g;
-        let flows = match self {
-            Rule::Enter { .. } | Rule::Head { .. } | Rule::Linears { .. } => unreachable!("handled before"),
             Rule::Embedding { tokens, table, vocab } => {
-                let d_table = home(gpu, weights, table, &[vocab, g.cols()], g.dtype())?;
-                embedding::backward_into(gpu, &tokens, g, &d_table)?;
-                weights.gradient(table, d_table)?;
-                vec![]
+                lookup(gpu, weights, &only(grads), (&tokens, table, vocab)).map(|()| vec![])
             }
             Rule::RmsNorm { x, rstd, weight } => {
-                let w = weights.weight(weight)?;
-                let d_w = home(gpu, weights, weight, w.shape(), w.dtype())?;
-                let d_x = rmsnorm::backward_into(gpu, g, &x, &w, &rstd, so_far.as_ref(), &d_w)?;
-                weights.gradient(weight, d_w)?;
-                vec![Some(d_x)]
+                norm(gpu, weights, &only(grads), (&x, &rstd, weight), so_far.as_ref()).map(|d_x| flows([d_x]))
             }
             Rule::Attention { kept, shape, docs, rope } => {
-                let gradients = attention(gpu, g, &kept, shape, docs.as_ref(), rope.as_ref())?;
-                gradients.map(Some).into()
+                attention(gpu, &only(grads), &kept, shape, docs.as_ref(), rope.as_ref()).map(flows)
             }
             Rule::SwiGlu { gate, up } => {
-                let (d_gate, d_up) = swiglu::backward(gpu, g, &gate, &up)?;
-                vec![Some(d_gate), Some(d_up)]
+                let (d_gate, d_up) = swiglu::backward(gpu, &only(grads), &gate, &up)?;
+                Ok(flows([d_gate, d_up]))
             }
-            Rule::Add => vec![Some(g.clone()), Some(g.clone())],
+            Rule::Add => {
+                let g = only(grads);
+                Ok(flows([g.clone(), g]))
+            }
             Rule::Router { routing, spec, dtype } => {
-                vec![Some(router::backward(gpu, g, &routing, spec, dtype)?)]
+                router::backward(gpu, &only(grads), &routing, spec, dtype).map(|d| flows([d]))
             }
             Rule::Gather { x, plan, weights: scores } => {
-                let (scores, so_far) = (scores.as_ref(), so_far.as_ref());
-                let (d_x, d_scores) = dispatch::gather_backward(gpu, g, &x, &plan, scores, so_far)?;
-                if scores.is_some() { vec![Some(d_x), d_scores] } else { vec![Some(d_x)] }
+                gather(gpu, &only(grads), (&x, &plan, scores.as_ref()), so_far.as_ref())
             }
             Rule::Combine { rows, plan, weights: scores, base } => {
-                let (scores, wish) = (scores.as_ref(), reader.and_then(|rule| rule.wish(gpu, rows.cols())));
-                let (value, ready, d_scores) =
-                    dispatch::combine_backward_for(gpu, g, &rows, &plan, scores, wish)?;
-                let mut flows = vec![Some(Flow { value, ready })];
-                if scores.is_some() {
-                    flows.push(d_scores.map(Flow::from));
-                }
-                if base {
-                    flows.push(Some(g.clone().into()));
-                }
-                return Ok(flows);
+                let wish = reader.and_then(|rule| rule.wish(gpu, rows.cols()));
+                combine(gpu, only(grads), (&rows, &plan, scores.as_ref()), base, wish)
             }
-        };
-        Ok(flows.into_iter().map(|flow: Option<Tensor>| flow.map(Flow::from)).collect())
+        }
     }
+}
+
+/// The gradient of a rule's one output.
+fn only(mut grads: Vec<Option<Flow>>) -> Tensor {
+    grads.remove(0).expect("only the loss starts without a gradient").value
+}
+
+/// Gradients of all inputs, of which nothing is quantized.
+fn flows<const N: usize>(gradients: [Tensor; N]) -> Vec<Option<Flow>> {
+    gradients.map(|g| Some(Flow::from(g))).into()
+}
+
+/// Of rows of a table, the gradient goes to the table.
+fn lookup(
+    gpu: &Gpu,
+    weights: &dyn Weights,
+    g: &Tensor,
+    (tokens, table, vocab): (&Tensor, ParamId, usize),
+) -> Result<()> {
+    let d_table = home(gpu, weights, table, &[vocab, g.cols()], g.dtype())?;
+    embedding::backward_into(gpu, tokens, g, &d_table)?;
+    weights.gradient(table, d_table)
+}
+
+/// The gradient of a norm's input, added to what came so far; that of its weight goes to `weights`.
+fn norm(
+    gpu: &Gpu,
+    weights: &dyn Weights,
+    g: &Tensor,
+    (x, rstd, weight): (&Tensor, &Tensor, ParamId),
+    so_far: Option<&Tensor>,
+) -> Result<Tensor> {
+    let w = weights.weight(weight)?;
+    let d_w = home(gpu, weights, weight, w.shape(), w.dtype())?;
+    let d_x = rmsnorm::backward_into(gpu, g, x, &w, rstd, so_far, &d_w)?;
+    weights.gradient(weight, d_w)?;
+    Ok(d_x)
+}
+
+/// Gradients of the rows that were gathered, added to what came so far, and of the routing weights, if there are any.
+fn gather(
+    gpu: &Gpu,
+    g: &Tensor,
+    (x, plan, scores): (&Tensor, &dispatch::Plan, Option<&Tensor>),
+    so_far: Option<&Tensor>,
+) -> Result<Vec<Option<Flow>>> {
+    let (d_x, d_scores) = dispatch::gather_backward(gpu, g, x, plan, scores, so_far)?;
+    let mut flows = flows([d_x]);
+    flows.extend(scores.map(|_| d_scores.map(Flow::from)));
+    Ok(flows)
+}
+
+/// Gradients of the rows that were summed, quantized as their reader wishes, of the routing weights, and of what they were added to.
+fn combine(
+    gpu: &Gpu,
+    g: Tensor,
+    (rows, plan, scores): (&Tensor, &dispatch::Plan, Option<&Tensor>),
+    base: bool,
+    wish: Option<Wish<'_>>,
+) -> Result<Vec<Option<Flow>>> {
+    let (value, ready, d_scores) = dispatch::combine_backward_for(gpu, &g, rows, plan, scores, wish)?;
+    let mut flows = vec![Some(Flow { value, ready })];
+    flows.extend(scores.map(|_| d_scores.map(Flow::from)));
+    flows.extend(base.then(|| Some(g.into())));
+    Ok(flows)
 }
 
 /// Where the gradient of a parameter is written: its home, or a new tensor.
