@@ -270,14 +270,14 @@ fn a_shared_input_is_quantized_once() {
 /// How many weights, group ends, M, N, K.
 type Stack = (usize, Option<&'static [u32]>, usize, usize, usize);
 
-/// P weights of one shape, one after the other: group ends, M, N, K, by eights, so that parts can be bound by themselves where scales are
-/// at multiples of 32 bytes.
+/// P weights of one shape, one after the other: group ends, and M, N, K in units of the f32 scales between two places at which the adapter
+/// binds, so that parts of a stack, and their scales, can be bound by themselves.
 const STACKS: [Stack; 5] = [
-    (1, None, 8, 8, 24),
-    (2, None, 264, 16, 40),
-    (3, None, 40, 48, 136),
-    (2, Some(&[0, 7, 12]), 16, 8, 104),
-    (3, Some(&[4, 4, 20]), 24, 24, 16),
+    (1, None, 1, 1, 3),
+    (2, None, 33, 2, 5),
+    (3, None, 5, 6, 17),
+    (2, Some(&[0, 7, 12]), 2, 1, 13),
+    (3, Some(&[4, 4, 20]), 3, 3, 2),
 ];
 
 /// A stack gives what its weights give one by one, and its input the sum of what comes of them, from the last to the first: a new one, or
@@ -301,6 +301,7 @@ fn stacks_equal_their_weights_one_by_one() {
 }
 
 fn stack_equals(g: &Gpu, (count, ends, m, n, k): Stack, dtype: DType, recipe: Recipe) {
+    let [m, n, k] = [m, n, k].map(|units| units * (g.caps().align as usize / 4).max(4));
     let make = |name: &str, shape: &[usize]| {
         Tensor::from_f32(g, name, shape, dtype, &normal(name, shape.iter().product())).unwrap()
     };
