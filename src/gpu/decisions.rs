@@ -346,6 +346,9 @@ mod tests {
         known.set("gemm nn f32 large", fastest("tilde", "scalar")).unwrap();
         known.set("gemm tn f32 large", fastest("tiled", "tilde")).unwrap();
         known.set("quantize rows narrow", fastest("coop", "simple")).unwrap();
+        // A kernel of products alone.
+        known.set("attention forward bf16 d64", fastest("tiled", "scalar")).unwrap();
+        known.set("attention backward bf16 d64", fastest("coop", "scalar")).unwrap();
         known.time("gemm nt f32 small", "tilde", 1.0);
         known.time("gemm nt f32 small", "coop", 2.0);
         for (op, kernel) in [("gemm nt bf16", "tilde"), ("quantize rows", "wide")] {
@@ -355,18 +358,25 @@ mod tests {
         known.begin("gemm nt fp8", "fats").unwrap();
         let mut found = load(dir.path());
         assert_eq!(found.fastest("gemm nt f32 large"), Some(&fastest("tiled", "scalar")));
-        for class in ["gemm nn f32 large", "gemm tn f32 large", "quantize rows narrow"] {
+        assert_eq!(found.fastest("attention backward bf16 d64"), Some(&fastest("coop", "scalar")));
+        for class in
+            ["gemm nn f32 large", "gemm tn f32 large", "quantize rows narrow", "attention forward bf16 d64"]
+        {
             assert_eq!(found.fastest(class), None, "{class}");
         }
         assert_eq!((found.rejected().len(), found.rejection("quantize rows", "wide")), (1, Some("wrong")));
         assert_eq!(found.timings()["gemm nt f32 small"].keys().collect::<Vec<_>>(), ["coop"]);
         let warnings = found.warnings();
-        assert_eq!(warnings.len(), 4, "{warnings:?}");
+        assert_eq!(warnings.len(), 5, "{warnings:?}");
         for (warning, parts) in warnings.iter().zip([
             ["names \"coop\" for quantize rows narrow, where the kernels are simple, wide: ", "tuned.json"],
             ["names \"fats\" for gemm nt fp8, ", "the kernels are scalar, tiled, narrow, coop: "],
             [
                 "names \"tilde\" for gemm nn f32 large, gemm tn f32 large, gemm nt bf16 and 1 more ops",
+                "moe8 tune",
+            ],
+            [
+                "names \"tiled\" for attention forward bf16 d64, where the kernels are scalar, coop: ",
                 "moe8 tune",
             ],
             ["wide is not used", "quantize rows"],

@@ -27,6 +27,8 @@ pub use choices::Choice;
 pub use clock::{Clock, KernelTime, Timing};
 pub use decisions::{Decisions, Fastest, Rejected};
 pub use kernel::{Kernel, Params, Variant};
+#[cfg(test)]
+pub(crate) use names::kernels_of;
 pub use names::{GemmKernel, QuantizeKernel};
 pub use recorder::{Access, Binding, Counters, kernels};
 pub use transfer::Download;

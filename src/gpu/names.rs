@@ -69,8 +69,9 @@ impl QuantizeKernel {
 
 /// The names of the kernels of an op, or of a class of its calls: see `ops::choice`.
 pub fn kernels_of(op: &str) -> Vec<&'static str> {
-    match op.starts_with("quantize ") {
-        true => QuantizeKernel::ALL.map(QuantizeKernel::name).into(),
-        false => GemmKernel::ALL.map(GemmKernel::name).into(),
+    match op.split(' ').next() {
+        Some("quantize") => QuantizeKernel::ALL.map(QuantizeKernel::name).into(),
+        Some("attention") => [GemmKernel::Scalar, GemmKernel::Coop].map(GemmKernel::name).into(),
+        _ => GemmKernel::ALL.map(GemmKernel::name).into(),
     }
 }

@@ -159,8 +159,10 @@ fn rejection<'a, C: Call>(gpu: &'a Gpu, call: &C, kernel: C::Kernel) -> Option<&
 
 #[cfg(test)]
 mod tests {
-    use super::{choose, explain};
-    use crate::gpu::{Caps, Choice, DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options, QuantizeKernel};
+    use super::{Call, choose, explain};
+    use crate::gpu::{
+        Caps, Choice, DeviceChoice, GemmKernel, Gpu, MatrixUnits, Options, QuantizeKernel, kernels_of,
+    };
     use crate::num::DType;
     use crate::ops::attention::{self, Shape};
     use crate::ops::attention_choice::{Attention, Pass};
@@ -271,6 +273,21 @@ mod tests {
         );
         let x = Tensor::empty(&planner, "x", &[4, 16], DType::BF16).expect("a tensor");
         assert_eq!(choose(&planner, &Quantization::of(&planner, &x, Axes::Both)), QuantizeKernel::Wide);
+    }
+
+    /// What a file of [`crate::gpu::Decisions`] may name is what there is.
+    #[test]
+    fn files_may_name_the_kernels_that_ops_have() {
+        fn same<C: Call>(op: &str) {
+            let mut names: Vec<&str> = C::TABLE.iter().map(|c| C::name(c.kernel)).collect();
+            let mut known = kernels_of(op);
+            names.sort_unstable();
+            known.sort_unstable();
+            assert_eq!(names, known, "{op}");
+        }
+        same::<Product>("gemm nt bf16 large");
+        same::<Attention>("attention forward bf16 d64");
+        same::<Quantization>("quantize rows narrow");
     }
 
     #[test]
