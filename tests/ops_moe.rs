@@ -50,7 +50,10 @@ fn both(what: &str, f: impl Fn(&Gpu) -> Vec<f32>) -> Vec<f32> {
     let apart = (0..got.len()).find(|&i| bit(&got[i]) != bit(&again[i]));
     if let Some(i) = apart {
         let [a, b] = [got[i], again[i]];
-        panic!("{what}: poisoned memory or shader checks change number {i} of {} from {a:e} to {b:e}", got.len());
+        panic!(
+            "{what}: poisoned memory or shader checks change number {i} of {} from {a:e} to {b:e}",
+            got.len()
+        );
     }
     got
 }
