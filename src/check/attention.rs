@@ -257,8 +257,9 @@ impl Operands {
 
 #[cfg(test)]
 mod tests {
-    use super::{Operands, Values};
-    use crate::gpu::{DeviceChoice, Gpu};
+    use super::{Case, Operands, TABLE, Values};
+    use crate::gpu::{DeviceChoice, Gpu, Options};
+    use crate::ops::attention_coop::emulated::Emulation;
 
     #[test]
     fn a_wrong_element_is_found() {
@@ -282,5 +283,46 @@ mod tests {
         let mut wrong = right;
         wrong[0][299 * 32] = 1.0;
         assert!(operands.unspoiled(&wrong).is_some());
+    }
+
+    /// Heads and whether there are documents, which is what a kernel is compiled for. Two fragments of rows a subgroup; scores that
+    /// grow, so that results are rescaled; the least workgroup memory.
+    const QUICK: [(usize, bool); 3] = [(16, false), (32, true), (96, false)];
+
+    fn class(case: &Case) -> (usize, bool) {
+        (case.4, case.6)
+    }
+
+    /// The cases of the table that `fits` leaves, on matrix units of 8x8 in emulation.
+    fn emulated(fits: impl Fn((usize, bool)) -> bool) {
+        let _emulation = Emulation::start();
+        let options = Options { poison: true, ..Options::default() };
+        let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+        for case in TABLE.iter().filter(|case| fits(class(case))) {
+            let outcome = Operands::new(*case).judge(&gpu).unwrap();
+            assert_eq!((outcome.kernel.as_str(), outcome.error), ("coop", None), "{}", outcome.case);
+        }
+    }
+
+    #[test]
+    fn emulated_fragments_of_8_serve_heads_of_16() {
+        emulated(|class| class == QUICK[0]);
+    }
+
+    #[test]
+    fn emulated_fragments_of_8_serve_heads_of_32() {
+        emulated(|class| class == QUICK[1]);
+    }
+
+    #[test]
+    fn emulated_fragments_of_8_serve_heads_of_96() {
+        emulated(|class| class == QUICK[2]);
+    }
+
+    /// `cargo test --lib emulated_fragments_of_8 -- --ignored`: 50 s on one core.
+    #[test]
+    #[ignore = "a minute on a software adapter, nearly all of it compiling"]
+    fn emulated_fragments_of_8_serve_all_heads() {
+        emulated(|class| !QUICK.contains(&class));
     }
 }

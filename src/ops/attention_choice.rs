@@ -45,6 +45,10 @@ pub const HEADS: [(usize, &str); 4] = [(16, "d16"), (32, "d32"), (64, "d64"), (u
 const SHORT: usize = 16;
 
 fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
+    #[cfg(test)]
+    if attention_coop::emulated::units().is_some() {
+        return Ok(());
+    }
     let caps = gpu.caps();
     match () {
         () if gpu.options().no_coop => Err("--no-coop"),
@@ -59,7 +63,7 @@ fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     }
 }
 
-/// By rule only where it has run: what fragments of 8x8 compute went through no adapter and no emulation yet.
+/// By rule only where it has run: fragments of 8x8 went through an emulation, and no adapter.
 fn coop_pays(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     match () {
         () if gpu.caps().coop == Some(MatrixUnits::Coop8) => {
@@ -83,6 +87,10 @@ impl Call for Attention {
     }
 
     fn named(gpu: &Gpu) -> Option<GemmKernel> {
+        #[cfg(test)]
+        if attention_coop::emulated::units().is_some() {
+            return Some(GemmKernel::Coop);
+        }
         gpu.options().kernel
     }
 

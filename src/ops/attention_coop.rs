@@ -296,7 +296,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     all
 }
 
-mod emulated;
+pub(crate) mod emulated;
 
 #[cfg(test)]
 mod tests {

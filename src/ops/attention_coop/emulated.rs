@@ -1,17 +1,14 @@
 //! The kernels' texts with fragments of 8 x 8 emulated, so that any adapter can run everything else in them: tiles, masks, places in
-//! memory, rescaling. Minutes, so only when asked for: `cargo test --lib emulated -- --ignored`.
+//! memory, rescaling. The self-test's table judges them, see the tests of `check::attention`.
+//!
+//! A software adapter's compiler decides how: with fragments in memory and blocks of text as loops it takes seconds for a kernel, with
+//! both written out it did not finish one.
 #![cfg(test)]
 
-use super::{BACKWARD_TEXT, FORWARD_TEXT, Operands, backward, forward};
-use crate::gpu::{DeviceChoice, Gpu, Kernel, MatrixUnits, Options};
-use crate::num::rng::Stream;
-use crate::num::{DType, bf16};
-use crate::ops::attention::Shape;
-use crate::reference::attention as reference;
-use crate::reference::compare::{bf16_ulp, within};
-use crate::tensor::Tensor;
+use super::{BACKWARD_TEXT, FORWARD_TEXT};
+use crate::gpu::{Kernel, MatrixUnits};
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::LazyLock;
 
@@ -19,14 +16,40 @@ thread_local! {
     static EMULATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Of an operand A a lane has row `lane / 4`, of B columns `lane % 4 * 2` and the next, of C where they meet. What lanes of a subgroup
-/// do together goes through memory of the whole workgroup, which waits more often than the kernel does.
+/// Of an operand A a lane has row `7 - lane / 4`, of B columns `lane % 4 * 2` and the next, of C where they meet. They lie in arrays of
+/// its own, a fragment's name being its number there. To the kernels a lane is one of row `lane / 4`: were it the same row, a barrier
+/// that is missing would not show. What lanes of a subgroup do together goes through memory of the whole workgroup, which waits more
+/// often than the kernels do. Loops have a bound that compilers do not see, so that they stay loops.
 const FRAGMENTS: &str = "
 var<private> emu_li: u32;
 var<workgroup> emu_lanes: array<f32, THREADS>;
+// Whether the subgroup takes part in the round, and whether its results are to be rescaled.
+var<private> emu_takes: bool = true;
+var<private> emu_rises: bool;
 
-fn emu_mad(a: FragmentA, b: FragmentB, c: FragmentC) -> FragmentC {
-  return c + a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3] + a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7];
+fn emu_walk(takes: bool) -> bool {
+  emu_takes = takes;
+  return true;
+}
+fn emu_one() -> u32 {
+  return 1u + (p.batch >> 31u);
+}
+fn emu_row() -> u32 {
+  return 7u - emu_li % LANES / 4u;
+}
+fn emu_zero(c: u32) {
+  emu_c[c * 2u] = 0.0;
+  emu_c[c * 2u + 1u] = 0.0;
+}
+fn emu_mad(a: u32, b: u32, c: u32) {
+  var x = emu_c[c * 2u];
+  var y = emu_c[c * 2u + 1u];
+  for (var k = 0u; k < 8u * emu_one(); k++) {
+    x += emu_a[a * 8u + k] * emu_b[b * 16u + k * 2u];
+    y += emu_a[a * 8u + k] * emu_b[b * 16u + k * 2u + 1u];
+  }
+  emu_c[c * 2u] = x;
+  emu_c[c * 2u + 1u] = y;
 }
 fn emu_shuffle(v: f32, other: u32) -> f32 {
   emu_lanes[emu_li] = v;
@@ -38,44 +61,74 @@ fn emu_shuffle(v: f32, other: u32) -> f32 {
 fn emu_any(mine: bool) -> bool {
   emu_lanes[emu_li] = f32(mine);
   workgroupBarrier();
-  var all = 0.0;
-  for (var i = 0u; i < THREADS; i++) {
-    all += emu_lanes[i];
+  emu_rises = false;
+  var any = false;
+  for (var i = 0u; i < THREADS * emu_one(); i++) {
+    any = any || emu_lanes[i] > 0.0;
+    emu_rises = emu_rises || (i / LANES == emu_li / LANES && emu_lanes[i] > 0.0);
   }
   workgroupBarrier();
-  return all > 0.0;
+  return any;
 }
-fn emu_store_scores(v: FragmentC, at: u32, stride: u32) {
-  let n = emu_li % 32u / 4u * stride + emu_li % 4u * 2u;
-  if n % 4u == 0u {
-    scores[at + n / 4u].x = v.x;
-    scores[at + n / 4u].y = v.y;
-  } else {
-    scores[at + n / 4u].z = v.x;
-    scores[at + n / 4u].w = v.y;
+fn emu_store_scores(c: u32, at: u32, stride: u32) {
+  for (var n = 0u; n < 2u * emu_one(); n++) {
+    let to = emu_row() * stride + emu_li % 4u * 2u + n;
+    scores[at + to / 4u][to % 4u] = emu_c[c * 2u + n];
   }
 }
 ";
 
-/// What a line says other than the kernel's; and a branch that subgroups take alone becomes one for the workgroup: masks make
-/// up for rounds that need not be walked.
-const WORDS: [(&str, &str); 12] = [
-    ("alias FragmentA = coop_mat8x8<f16, A>;", "alias FragmentA = array<f32, 8>;"),
-    ("alias FragmentB = coop_mat8x8<f16, B>;", "alias FragmentB = array<vec2<f32>, 8>;"),
-    ("alias FragmentC = coop_mat8x8<f32, C>;", "alias FragmentC = vec2<f32>;"),
+/// What a line says other than the kernel's. Halves are floats, rounded where the kernel rounds. Where a subgroup would go on while
+/// others do not, it waits: rounds that it leaves out are masked, results that it does not rescale are multiplied by 1.
+const WORDS: [(&str, &str); 23] = [
+    ("alias FragmentA = coop_mat8x8<f16, A>;", ""),
+    ("alias FragmentB = coop_mat8x8<f16, B>;", ""),
+    ("alias FragmentC = coop_mat8x8<f32, C>;", ""),
+    ("struct F4 { x: f32, y: f32, z: f32, w: f32 }", "alias F4 = array<f32, 4>;"),
+    ("struct H4 { x: f16, y: f16, z: f16, w: f16 }", "alias H4 = array<f32, 4>;"),
+    (
+        "struct H8 { x: f16, x1: f16, x2: f16, x3: f16, y: f16, y1: f16, y2: f16, y3: f16 }",
+        "alias H8 = array<f32, 8>;",
+    ),
+    ("vec4<f32>(q.x, q.y, q.z, q.w)", "vec4<f32>(q[0], q[1], q[2], q[3])"),
+    (" + NOTE].x", " + NOTE][0]"),
+    (
+        "let h = vec4<f16>(v);",
+        "let h = vec4<f32>(unpack2x16float(pack2x16float(v.xy)), unpack2x16float(pack2x16float(v.zw)));",
+    ),
     ("<f16>", "<f32>"),
-    (": f16", ": f32"),
-    ("coopMultiplyAdd(", "emu_mad("),
     ("subgroupBarrier()", "workgroupBarrier()"),
     ("subgroupShuffleXor(", "emu_shuffle("),
     ("subgroupAny(", "emu_any("),
-    ("once = j + $ou * ROUND < first + ROWS;", "once = true;"),
-    ("once = i + ($ou + 1u) * ROUND > first;", "once = true;"),
+    (
+        "let up = max(stale$i, row_max(top));",
+        "let up = select(stale$i, max(stale$i, row_max(top)), emu_rises);",
+    ),
+    ("once = j + $ou * ROUND < first + ROWS;", "once = emu_walk(j + $ou * ROUND < first + ROWS);"),
+    ("once = i + ($ou + 1u) * ROUND > first;", "once = emu_walk(i + ($ou + 1u) * ROUND > first);"),
+    ("return DOCS == 1u || ", "return !emu_takes || DOCS == 1u || "),
+    ("return keys <=", "return vec4<bool>(emu_takes) & keys <="),
+    ("return queries >=", "return vec4<bool>(emu_takes) & queries >="),
+    ("own$g", "select(own0, own1, g_ == 1u)"),
+    ("own$h", "select(own0, own1, h_ == 1u)"),
+    ("own_p$g", "select(own_p0, own_p1, g_ == 1u)"),
     ("  let lane = li % LANES;", "  let lane = li % LANES;\n  emu_li = li;"),
 ];
 
+/// The names of the blocks that become loops: elements of a head, both kinds of pieces, rounds.
+const LOOPS: [&str; 4] = ["d", "h", "g", "o"];
+
 /// The operands that lie in memory as halves, as a kernel's text binds them.
 const OPERANDS: [&str; 4] = ["q", "k", "v", "d_out"];
+
+/// What a text's lines have named.
+#[derive(Default)]
+struct Names {
+    /// Fragments, by what stands before their indices: what they are.
+    fragments: BTreeMap<String, char>,
+    /// How (`A`, `B` or `C`, after a `T` if rows lie one after the other) and from which memory fragments come.
+    loads: BTreeSet<(String, String)>,
+}
 
 /// `memory[at]...`, `stride`: what comes after the `&` of a load or a store.
 fn place(text: &str) -> (&str, &str, &str) {
@@ -85,71 +138,134 @@ fn place(text: &str) -> (&str, &str, &str) {
     (memory, at, stride.trim_end_matches(");"))
 }
 
-/// A line with calls in place of loads and stores; `loads` hears of operand and memory of each load.
-fn rewrite(line: &str, loads: &mut BTreeSet<(String, String)>) -> String {
-    if let Some((before, rest)) = line.split_once("coopStoreT(") {
-        let (value, rest) = rest.split_once(", &").expect("a place to store in");
-        let (memory, at, stride) = place(rest);
-        return format!("{before}emu_store_{memory}({value}, {at}, {stride});");
+/// The number of a fragment, `name$i_$d_$h` or the like. Those of B serve at once: a name has one place.
+fn number(fragment: &str, kind: char) -> String {
+    let (name, indices) = match fragment.strip_prefix("$RESULT") {
+        Some(indices) => ("$RESULT", indices),
+        None => fragment.split_at(fragment.find('$').expect("a fragment of many")),
+    };
+    match (kind, indices) {
+        ('B', _) => format!("emu_at_{name}"),
+        (_, "$i_$d_$h") => format!("emu_at_{name} + ($iu * DF + d_) * 2u + h_"),
+        (_, "$i_$g") => format!("emu_at_{name} + $iu * 2u + g_"),
+        _ => panic!("{fragment}: what number?"),
     }
-    let Some((before, rest)) = line.split_once("coopLoad") else { return line.to_owned() };
-    let (kind, rest) = rest.split_once(">(&").expect("a fragment to load");
-    let (memory, at, stride) = place(rest);
-    let kind = kind.replace("<Fragment", "");
-    loads.insert((kind.clone(), memory.to_owned()));
-    format!("{before}emu_{kind}_{memory}({at}, {stride});")
 }
 
-/// The function that loads an operand, `A`, `B` or `C`, after a `T` if rows lie one after the other, from a memory.
-fn loader(kind: &str, memory: &str) -> String {
-    let number = match memory {
-        "ta" | "tb" => format!(
-            "let h = {memory}[at + n / 8u];
-  return select(vec4<f32>(h.x, h.x1, h.x2, h.x3), vec4<f32>(h.y, h.y1, h.y2, h.y3), n % 8u >= 4u)[n % 4u];"
-        ),
-        _ if OPERANDS.contains(&memory) => format!(
-            "let w = {memory}[at + n / 4u];
-  return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y))[n % 4u];"
-        ),
-        _ => format!("let h = {memory}[at + n / 4u];\n  return vec4<f32>(h.x, h.y, h.z, h.w)[n % 4u];"),
+/// A line with calls in place of what is done to fragments.
+fn rewrite(line: &str, names: &mut Names) -> String {
+    let indent = &line[..line.len() - line.trim_start().len()];
+    let statement = line.trim_start().trim_start_matches("let ").trim_start_matches("var ");
+    if let Some(rest) = statement.strip_prefix("coopStoreT(") {
+        let (fragment, rest) = rest.split_once(", &").expect("a place to store in");
+        let (memory, at, stride) = place(rest);
+        return format!("{indent}emu_store_{memory}({}, {at}, {stride});", number(fragment, 'C'));
+    }
+    let Some((fragment, value)) = statement.split_once(" = ") else { return line.to_owned() };
+    if let Some(kind) = value.strip_prefix("Fragment") {
+        let kind = kind.chars().next().expect("a kind");
+        names.fragments.insert(name_of(fragment), kind);
+        return if kind == 'C' {
+            format!("{indent}emu_zero({});", number(fragment, kind))
+        } else {
+            String::new()
+        };
+    }
+    if let Some(operands) = value.strip_prefix("coopMultiplyAdd(") {
+        let operands: Vec<&str> = operands.trim_end_matches(");").split(", ").collect();
+        let [a, b, c] = operands[..] else { panic!("{line}: three operands") };
+        assert_eq!(c, fragment, "{line}: sums stay where they are");
+        return format!("{indent}emu_mad({}, {}, {});", number(a, 'A'), number(b, 'B'), number(c, 'C'));
+    }
+    let Some(rest) = value.strip_prefix("coopLoad") else { return line.to_owned() };
+    let (how, rest) = rest.split_once(">(&").expect("a fragment to load");
+    let (memory, at, stride) = place(rest);
+    let how = how.replace("<Fragment", "");
+    let kind = how.chars().last().expect("a kind");
+    names.fragments.insert(name_of(fragment), kind);
+    names.loads.insert((how.clone(), memory.to_owned()));
+    format!("{indent}emu_{how}_{memory}({}, {at}, {stride});", number(fragment, kind))
+}
+
+/// What stands before a fragment's indices.
+fn name_of(fragment: &str) -> String {
+    fragment.split('$').next().expect("a name").to_owned()
+}
+
+/// The function that loads fragments in one way from one memory.
+fn loader(how: &str, memory: &str) -> String {
+    let value = match memory {
+        "ta" | "tb" => format!("{memory}[at + n / 8u][n % 8u]"),
+        _ if OPERANDS.contains(&memory) => {
+            format!("unpack2x16float({memory}[at + n / 4u][n / 2u % 2u])[n % 2u]")
+        }
+        _ => format!("{memory}[at + n / 4u][n % 4u]"),
     };
-    let of = format!("emu_{memory}_{kind}");
-    let (row, col) = ("emu_li % 32u / 4u", "emu_li % 4u * 2u");
-    let all = |one: &dyn Fn(usize) -> String| (0..8).map(one).collect::<Vec<_>>().join(", ");
-    let (ty, value) = match kind {
-        "TA" => ("FragmentA", format!("FragmentA({})", all(&|k| format!("{of}(at, {row} * stride + {k}u)")))),
-        "B" | "TB" => {
-            let n = |k: usize, c: u32| match kind {
-                "B" => format!("{of}(at, ({col} + {c}u) * stride + {k}u)"),
-                _ => format!("{of}(at, {k}u * stride + {col} + {c}u)"),
-            };
-            let column = |k| format!("vec2<f32>({}, {})", n(k, 0), n(k, 1));
-            ("FragmentB", format!("FragmentB({})", all(&column)))
-        }
-        _ => {
-            let n = |c: u32| format!("{of}(at, {row} * stride + {col} + {c}u)");
-            ("FragmentC", format!("FragmentC({}, {})", n(0), n(1)))
-        }
+    let (row, col) = ("emu_row()", "(emu_li % 4u * 2u + e % 2u)");
+    let (array, each, n) = match how {
+        "TA" => ("emu_a", 8, format!("{row} * stride + e")),
+        "B" => ("emu_b", 16, format!("{col} * stride + e / 2u")),
+        "TB" => ("emu_b", 16, format!("e / 2u * stride + {col}")),
+        "TC" => ("emu_c", 2, format!("{row} * stride + {col}")),
+        _ => panic!("{how}: a way to load that the kernels did not use"),
     };
     format!(
-        "fn {of}(at: u32, n: u32) -> f32 {{\n  {number}\n}}
-fn emu_{kind}_{memory}(at: u32, stride: u32) -> {ty} {{\n  return {value};\n}}\n"
+        "fn emu_{how}_{memory}(fragment: u32, at: u32, stride: u32) {{
+  for (var e = 0u; e < {each}u * emu_one(); e++) {{
+    let n = {n};
+    {array}[fragment * {each}u + e] = {value};
+  }}
+}}\n"
     )
 }
 
-fn emulate(text: &str) -> String {
-    let mut loads = BTreeSet::new();
+/// Where fragments lie: of every name of A and C those of all rows and all elements of a head.
+fn homes(names: &Names) -> String {
     let mut out = String::new();
+    for (kind, array, each, size) in
+        [('A', "emu_a", "2u * RF * DF", 8), ('B', "emu_b", "1u", 16), ('C', "emu_c", "2u * RF * DF", 2)]
+    {
+        let of_kind: Vec<_> = names.fragments.iter().filter(|(_, k)| **k == kind).collect();
+        for (i, (name, _)) in of_kind.iter().enumerate() {
+            let _ = writeln!(out, "const emu_at_{name} = {i}u * {each};");
+        }
+        let _ = writeln!(out, "var<private> {array}: array<f32, {}u * {each} * {size}u>;", of_kind.len());
+    }
+    out
+}
+
+/// The line, or where its block becomes a loop that loop's; `blocks` says of those around it whether they did.
+fn looped(line: String, blocks: &mut Vec<bool>) -> String {
+    if let Some(block) = line.strip_prefix("//!repeat ") {
+        let (name, count) = block.split_once(' ').expect("a name and a count");
+        blocks.push(LOOPS.contains(&name));
+        if LOOPS.contains(&name) {
+            return format!("for (var {name}_ = 0u; {name}_ < {count} * emu_one(); {name}_++) {{");
+        }
+    } else if line.starts_with("//!text ") {
+        blocks.push(false);
+    } else if line == "//!end" && blocks.pop() == Some(true) {
+        return "}".to_owned();
+    }
+    line
+}
+
+fn emulate(text: &str) -> String {
+    let (mut names, mut out, mut blocks) = (Names::default(), String::new(), Vec::new());
     for line in text.lines().filter(|line| !line.starts_with("enable ")) {
         let mut line = WORDS.iter().fold(line.to_owned(), |line, (from, to)| line.replace(from, to));
         for name in OPERANDS {
             line = line.replace(&format!(" {name}: array<H4>;"), &format!(" {name}: array<vec2<u32>>;"));
         }
-        let _ = writeln!(out, "{}", rewrite(&line, &mut loads));
+        line = looped(rewrite(&line, &mut names), &mut blocks);
+        for name in LOOPS {
+            line = line.replace(&format!("${name}u"), &format!("{name}_")).replace(&format!("${name}"), name);
+        }
+        let _ = writeln!(out, "{line}");
     }
-    assert!(loads.len() > 3, "{loads:?}: were the loads respelt?");
     out.push_str(FRAGMENTS);
-    loads.iter().for_each(|(kind, memory)| out.push_str(&loader(kind, memory)));
+    out.push_str(&homes(&names));
+    names.loads.iter().for_each(|(how, memory)| out.push_str(&loader(how, memory)));
     out
 }
 
@@ -166,88 +282,30 @@ pub(super) fn kernel(kernel: Kernel) -> Kernel {
 }
 
 /// The matrix units that this thread emulates.
-pub(super) fn units() -> Option<MatrixUnits> {
+pub(in crate::ops) fn units() -> Option<MatrixUnits> {
     EMULATE.get().then_some(MatrixUnits::Coop8)
 }
 
-/// Runs a case; where scores grow along the keys, every row's maximum moves on and on.
-fn run(gpu: &Gpu, shape: Shape, documents: bool, growing: bool) {
-    let Shape { batch, seq, heads, kv_heads, head_dim, block } = shape;
-    let values = |name: &str, heads: usize, grow: f32| -> Vec<f32> {
-        let stream = Stream::new(3, name);
-        let per = heads * head_dim;
-        let at = |i: usize| {
-            let along = 1.0 + grow * (i / per % seq) as f32;
-            // Keys that grow point where queries do, so that scores grow too.
-            let lean = if growing && i.is_multiple_of(head_dim) { 2.0 } else { 0.0 };
-            bf16::round((stream.normal(i as u64) + lean) * along)
-        };
-        (0..batch * seq * per).map(at).collect()
-    };
-    let grow = if growing { 0.25 } else { 0.0 };
-    let all = [
-        values("q", heads, 0.0),
-        values("k", kv_heads, grow),
-        values("v", kv_heads, 0.0),
-        values("d_out", heads, 0.0),
-    ];
-    let docs: Option<Vec<u32>> =
-        documents.then(|| (0..batch * seq).map(|i| ((i % seq + i / seq) / 23) as u32).collect());
-    let rows = |v: &[f32]| {
-        Tensor::from_f32(gpu, "operand", &[batch * seq, v.len() / (batch * seq)], DType::BF16, v).unwrap()
-    };
-    let [q, k, v, d_out] = all.each_ref().map(|v| rows(v));
-    let on_device = docs.as_ref().map(|d| Tensor::from_u32(gpu, "documents", d).unwrap());
-    let operands = Operands::new(gpu, [&q, &k, &v], shape).unwrap();
-    let (out, lse) = forward(gpu, &operands, shape, on_device.as_ref()).unwrap();
-    let [d_q, d_k, d_v] = [&q, &k, &v].map(|x| Tensor::empty(gpu, "gradient", x.shape(), x.dtype()).unwrap());
-    backward(gpu, &d_out, &operands, (&out, &lse), [&d_q, &d_k, &d_v], shape, on_device.as_ref()).unwrap();
+/// While it lives, this thread has matrix units of 8 x 8 for attention.
+pub(crate) struct Emulation(());
 
-    let of = reference::Shape { batch, seq, heads, kv_heads, head_dim };
-    let mask = reference::Mask { block, documents: docs.as_deref() };
-    let [q, k, v, d] = all.map(|v| v.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>());
-    let want = reference::forward(of, mask, &q, &k, &v);
-    let (want_q, want_k, want_v) = reference::backward(of, mask, (&q, &k, &v), &d);
-    let want_lse: Vec<f64> = (0..batch * seq * heads)
-        .map(|i| want.lse[(i / (seq * heads) * heads + i % heads) * seq + i / heads % seq])
-        .collect();
-    for (name, got, want, share) in [
-        ("out", out, want.out, 2f64.powi(-10)),
-        ("lse", lse, want_lse, 2f64.powi(-15)),
-        ("d_q", d_q, want_q, 1e-2),
-        ("d_k", d_k, want_k, 1e-2),
-        ("d_v", d_v, want_v, 2f64.powi(-10)),
-    ] {
-        let largest = want.iter().fold(1.0, |a: f64, v| a.max(v.abs()));
-        let unit = |w: f64| if name == "lse" { 0.0 } else { bf16_ulp(w) / 2.0 };
-        let bound: Vec<f64> = want.iter().map(|w| unit(*w) + share * largest).collect();
-        let got: Vec<f64> = got.to_f32(gpu).unwrap().iter().map(|v| f64::from(*v)).collect();
-        within(&got, &want, &bound, &[want.len()]).unwrap_or_else(|e| panic!("{shape:?} {name}: {e}"));
+impl Emulation {
+    /// From now on.
+    pub(crate) fn start() -> Emulation {
+        EMULATE.set(true);
+        Emulation(())
     }
 }
 
-/// Batch, positions, heads, key heads, elements, block, documents, growing scores.
-type Case = (usize, usize, usize, usize, usize, Option<usize>, bool, bool);
-
-fn run_all(cases: &[Case]) {
-    EMULATE.set(true);
-    let options = Options { poison: true, ..Options::default() };
-    let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
-    for &(batch, seq, heads, kv_heads, head_dim, block, documents, growing) in cases {
-        run(&gpu, Shape { batch, seq, heads, kv_heads, head_dim, block }, documents, growing);
+impl Drop for Emulation {
+    fn drop(&mut self) {
+        EMULATE.set(false);
     }
 }
 
-/// Two fragments of rows a subgroup, rounds left out, both masks, rows past a tile's end.
 #[test]
-#[ignore = "a software adapter takes minutes to compile the kernels: their barriers are many"]
-fn emulated_fragments_of_8_equal_the_reference() {
-    run_all(&[(2, 70, 2, 1, 16, Some(40), true, false), (1, 1, 1, 1, 16, None, true, false)]);
-}
-
-/// One fragment of rows, results that are rescaled, groups of heads.
-#[test]
-#[ignore = "as above"]
-fn emulated_fragments_of_8_serve_larger_heads() {
-    run_all(&[(1, 75, 2, 2, 48, None, false, true), (1, 67, 4, 2, 48, Some(33), false, false)]);
+fn every_word_that_is_respelt_is_one_of_the_kernels() {
+    for (from, _) in WORDS {
+        assert!(FORWARD_TEXT.contains(from) || BACKWARD_TEXT.contains(from), "{from}");
+    }
 }
