@@ -18,11 +18,13 @@ fn descale4(t: vec4<u32>) -> vec4<u32> {
   return vec4<u32>(descale_bits(t.x), descale_bits(t.y), descale_bits(t.z), descale_bits(t.w));
 }
 
+//!repeat d LEAVES_DESCALES
 fn store_descales(g: u32, unit: u32, r: Descales) {
   for (var i = 0u; i < min(p.cols - 8u * unit, 8u); i++) {
     descales[g * p.cols + 8u * unit + i] = select(r.a, r.b, i >= 4u)[i % 4u];
   }
 }
+//!end
 
 //!repeat w IN_PANELS
 // First panel of group `g`, which starts at row `start`.

@@ -414,3 +414,6 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     }
     all
 }
+
+#[cfg(test)]
+pub(super) mod oracle;

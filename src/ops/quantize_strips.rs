@@ -217,6 +217,7 @@ fn variant(
         .constant("LANES", shape.lanes as u32)
         .constant("ACROSS", shape.across as u32)
         .constant("HELD", shape.held as u32)
+        .constant("LEAVES_DESCALES", 1)
         .constant("COLUMNS_ALONE", (!both).into())
         .constant("BOTH", both.into())
         .constant("TEAM", shape.team as u32)

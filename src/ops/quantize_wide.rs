@@ -12,7 +12,7 @@ use crate::num::DType;
 use crate::tensor::Tensor;
 
 crate::params! {
-    struct Wide { rows: u32, cols: u32, groups: u32, group_rows: u32, casts: u32, tops: u32 }
+    struct Wide { rows: u32, cols: u32, groups: u32, group_rows: u32, blocks: u32 }
 }
 
 const TEXT: &str = concat!(
@@ -23,18 +23,27 @@ const TEXT: &str = concat!(
     include_str!("../../shaders/lib/columns.wgsl"),
     include_str!("../../shaders/quantize_wide.wgsl")
 );
-const COLUMNS: Kernel = Kernel { name: "quantize_wide.columns", text: TEXT, entry: "columns" };
+const TOPS: Kernel = Kernel { name: "quantize_wide.tops", text: TEXT, entry: "main" };
+const DESCALES: Kernel = Kernel { name: "quantize_wide.descales", text: TEXT, entry: "main" };
+const CAST: Kernel = Kernel { name: "quantize_wide.cast", text: TEXT, entry: "main" };
 
-/// Columns of a unit: 16 bytes of bf16.
+/// Columns of a unit, and its bytes in bf16.
 const UNIT: usize = 8;
+const UNIT_BYTES: usize = 16;
 /// Lanes of a workgroup.
 pub(super) const LANES: usize = 128;
 /// Most units that a lane holds at a time where registers are known to be many, and elsewhere (software drivers also take minutes to
 /// compile what is written out many times).
 const MANY_UNITS: usize = 20;
 const FEW_UNITS: usize = 4;
-/// Rows of a tile that is cast into panels: whole blocks of 64.
-const PANEL_CAST: usize = 128;
+/// Units of a tile that is cast into panels.
+const PANEL_ACROSS: usize = 8;
+/// Neighbouring rows that make a unit of steps in panels.
+const STEPS: usize = 8;
+/// Units of a tensor whose cast is longer than what its launch costs among others, which more code adds to.
+const LONG: usize = 1 << 21;
+/// Bytes of tops that all casts together may read before a pass that makes de-scales of them pays.
+const TOPS_AGAIN: usize = 128 << 20;
 /// Workgroups that keep a large GPU busy.
 const BUSY: usize = 256;
 
@@ -117,6 +126,8 @@ struct Shape {
     across: usize,
     /// Rows that a lane has in flight.
     batch: usize,
+    /// Times eight rows that a lane casts into panels.
+    turns: usize,
     /// Rows of a chunk, and of a tile that is cast.
     chunk: usize,
     cast: usize,
@@ -125,32 +136,91 @@ struct Shape {
 impl Shape {
     /// For columns: chunks as high as there are enough of them. Into panels, neighbouring lanes take rows, so that they fill
     /// whole sectors of memory between them, and tiles take whole blocks.
-    fn columns(rows: usize, units: usize, most: usize, order: Order) -> Shape {
+    fn columns(rows: usize, units: usize, most: usize, codes: DType, order: Order) -> Shape {
         let panels = order == Order::Panels;
-        let across = units.next_power_of_two().min(if panels { 8 } else { 32 });
+        let across = units.next_power_of_two().min(if panels { PANEL_ACROSS } else { 32 });
         let blocks = units.div_ceil(across);
         let enough = |chunk: &usize| rows.div_ceil(*chunk) * blocks >= BUSY;
         let chunk = [128, 64].into_iter().find(enough).unwrap_or(32);
-        let cast = if panels { PANEL_CAST } else { chunk };
-        Shape { across, batch: (most / 2).min(8), chunk, cast }
+        // Codes are half as long as halves, and leave registers for rows of a second turn.
+        let has_room = codes == DType::E4M3 && across == PANEL_ACROSS && most == MANY_UNITS;
+        let turns = if has_room && rows * units >= LONG { 2 } else { 1 };
+        let cast = if panels { LANES / across * STEPS * turns } else { chunk };
+        Shape { across, batch: (most / 2).min(8), turns, chunk, cast }
     }
 }
 
-fn variant(codes: DType, shape: Shape, order: Order, [grouped, halves]: [bool; 2]) -> Variant {
+/// What a dispatch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// Leaves the tops of each chunk.
+    Tops,
+    /// Makes the de-scales of each group of them.
+    Descales,
+    /// Casts, by de-scales that are there, or that each tile makes of the tops if `merged`.
+    Cast { merged: bool },
+}
+
+impl Pass {
+    fn kernel(self) -> Kernel {
+        match self {
+            Pass::Tops => TOPS,
+            Pass::Descales => DESCALES,
+            Pass::Cast { .. } => CAST,
+        }
+    }
+
+    /// The passes behind the tops of `chunks` chunks in so many groups, for casts in `tiles` tiles one below the other. Offsets may
+    /// well put half of all rows into one group.
+    fn casts([chunks, groups, tiles, units]: [usize; 4], ragged: bool) -> &'static [Pass] {
+        let of_group = if ragged && groups > 1 { chunks / 2 } else { chunks / groups.max(1) };
+        if tiles * of_group * units * UNIT_BYTES > TOPS_AGAIN {
+            return &[Pass::Descales, Pass::Cast { merged: false }];
+        }
+        &[Pass::Cast { merged: true }]
+    }
+
+    /// Units side by side in a workgroup: few, and many lanes below each other, where there are only tops to read.
+    fn across(self, shape: Shape) -> usize {
+        if self == Pass::Descales { shape.across.min(2) } else { shape.across }
+    }
+}
+
+fn variant(
+    pass: Pass,
+    codes: DType,
+    shape: Shape,
+    order: Order,
+    [grouped, halves]: [bool; 2],
+) -> (Kernel, Variant) {
     let halves = halves && codes == DType::E4M3;
-    formats(Variant::new(), codes)
-        .constant("IN_PANELS", u32::from(order == Order::Panels))
+    let casts = matches!(pass, Pass::Cast { .. });
+    let merged = pass == Pass::Cast { merged: true };
+    let takes = merged || pass == Pass::Descales;
+    let in_panels = casts && order == Order::Panels;
+    let variant = formats(Variant::new(), codes)
+        .constant("TOPS", (pass == Pass::Tops).into())
+        .constant("DESCALES", (pass == Pass::Descales).into())
+        .constant("CASTS", casts.into())
+        .constant("TAKES", takes.into())
+        .constant("LEAVES_DESCALES", takes.into())
+        .constant("MERGED", merged.into())
+        .constant("GIVEN", (!merged).into())
+        .constant("IN_PANELS", in_panels.into())
+        .constant("IN_ROWS", (!in_panels).into())
         .constant("PANELS", panels::panels_per_block(codes) as u32)
         .constant("LANES", LANES as u32)
-        .constant("ACROSS", shape.across as u32)
+        .constant("ACROSS", pass.across(shape) as u32)
         .constant("BATCH", shape.batch as u32)
+        .constant("TURNS", shape.turns as u32)
         .constant("CHUNK", shape.chunk as u32)
         .constant("CAST", shape.cast as u32)
         .constant("GROUPED", grouped.into())
         .constant("HALVES", halves.into())
         .constant("EXACT", (!halves).into())
         .quad("X", DType::BF16)
-        .quad("Q", codes)
+        .quad("Q", codes);
+    (pass.kernel(), variant)
 }
 
 /// The largest magnitudes of the columns of each chunk of rows, as bf16.
@@ -189,26 +259,38 @@ pub(super) fn columns(
     {
         return Ok(made);
     }
-    let mut shape = Shape::columns(x.rows(), units(x), most_units(gpu), order);
-    let (tops, passes) = match tops {
-        Some(tops) => (tops.clone(), &[Pass::Cast][..]),
-        None => (Tops::empty(gpu, x, groups, shape.chunk)?, &[Pass::Tops, Pass::Cast][..]),
+    let shape = Shape::columns(x.rows(), units(x), most_units(gpu), dtype, order);
+    let shape = Shape { chunk: tops.map_or(shape.chunk, |tops| tops.chunk), ..shape };
+    let [chunks, tiles] = [shape.chunk, shape.cast].map(|height| groups.chunks(x, height));
+    let passes = Pass::casts([chunks, groups.count, tiles, units(x)], groups.offs.is_some());
+    run(gpu, x, groups, tops, (dtype, order), (shape, passes))
+}
+
+/// Codes in this cut, by these passes behind the tops.
+#[track_caller]
+fn run(
+    gpu: &Gpu,
+    x: &Tensor,
+    groups: Groups,
+    tops: Option<&Tops>,
+    (dtype, order): (DType, Order),
+    (shape, passes): (Shape, &[Pass]),
+) -> Result<Quantized<Codes>> {
+    let out = Quantized::of_columns(gpu, x, groups, dtype, order)?;
+    let tops = match tops {
+        Some(tops) => tops.clone(),
+        None => {
+            let made = Tops::empty(gpu, x, groups, shape.chunk)?;
+            by_columns(gpu, x, groups, &out, shape, &made.memory, Pass::Tops)?;
+            made
+        }
     };
-    shape.chunk = tops.chunk;
     let chunks = groups.chunks(x, shape.chunk);
     assert_eq!(tops.memory.rows(), chunks, "quantization by columns: chunks of the tops, of the groups");
-    let out = Quantized::of_columns(gpu, x, groups, dtype, order)?;
     for pass in passes {
         by_columns(gpu, x, groups, &out, shape, &tops.memory, *pass)?;
     }
     Ok(out)
-}
-
-/// What a dispatch over tiles of columns does.
-#[derive(Clone, Copy)]
-enum Pass {
-    Tops,
-    Cast,
 }
 
 fn by_columns(
@@ -221,23 +303,31 @@ fn by_columns(
     pass: Pass,
 ) -> Result<()> {
     let (order, codes) = (out.codes.order(), out.codes.memory());
-    let variant = variant(codes.dtype(), shape, order, [groups.offs.is_some(), exact_halves(gpu)]);
+    let flags = [groups.offs.is_some(), exact_halves(gpu)];
+    let (kernel, variant) = variant(pass, codes.dtype(), shape, order, flags);
     let offs = groups.offs.unwrap_or(x).read();
-    let bindings = [x.read(), offs, out.descale.write(), codes.write(), tops.write()];
-    let blocks = units(x).div_ceil(shape.across);
-    let (casts, height) = match pass {
-        Pass::Tops => (0, shape.chunk),
-        Pass::Cast => (blocks, shape.cast),
+    let (bindings, heights) = match pass {
+        Pass::Tops => (vec![offs, x.read(), tops.write()], groups.chunks(x, shape.chunk)),
+        Pass::Descales => (vec![offs, tops.read(), out.descale.write()], groups.count),
+        Pass::Cast { merged } => {
+            let mut bindings = vec![offs, x.read(), codes.write()];
+            bindings.extend(if merged {
+                vec![tops.read(), out.descale.write()]
+            } else {
+                vec![out.descale.read()]
+            });
+            (bindings, groups.chunks(x, shape.cast))
+        }
     };
+    let blocks = units(x).div_ceil(pass.across(shape));
     let params = Wide {
         rows: x.rows() as u32,
         cols: x.cols() as u32,
         groups: groups.count as u32,
         group_rows: groups.rows(x) as u32,
-        casts: casts as u32,
-        tops: (blocks - casts) as u32,
+        blocks: blocks as u32,
     };
-    gpu.dispatch(&COLUMNS, &variant, &params, &bindings, (blocks * groups.chunks(x, height)) as u32)
+    gpu.dispatch(&kernel, &variant, &params, &bindings, (blocks * heights) as u32)
 }
 
 /// Every kind of variant, for validation without a GPU.
@@ -247,11 +337,19 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     for (codes, halves) in [DType::E4M3, DType::F16].into_iter().flat_map(|c| [(c, true), (c, false)]) {
         for (i, (units, most)) in widths.into_iter().enumerate() {
             for order in [Order::Rows, Order::Panels].into_iter().take(1 + i % 2) {
-                let columns = Shape::columns(2048, units, most, order);
+                let columns = Shape::columns(2048, units, most, codes, order);
                 let flags = [true, false].map(|grouped| [grouped, halves]);
-                all.extend(flags.map(|flags| (COLUMNS, variant(codes, columns, order, flags))));
+                for pass in [Pass::Tops, Pass::Descales]
+                    .into_iter()
+                    .chain([true, false].map(|merged| Pass::Cast { merged }))
+                {
+                    all.extend(flags.map(|flags| variant(pass, codes, columns, order, flags)));
+                }
             }
         }
     }
     all
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,55 +1,13 @@
 //! Strips in several cuts against the simple kernels, bit for bit; where strips pay. Poisoned memory shows what is not written.
 
 use super::{Shape, Work, run};
-use crate::gpu::{DeviceChoice, Gpu, Options, QuantizeKernel};
-use crate::num::rng::Stream;
-use crate::num::{DType, bf16};
-use crate::ops::panels::{Codes, Order};
-use crate::ops::quantize::{self, Quantized};
+use crate::gpu::Gpu;
+use crate::num::DType;
+use crate::ops::panels::Order;
+use crate::ops::quantize;
+use crate::ops::quantize::oracle::{gpu, same, simple, values};
 use crate::ops::quantize_wide::Groups;
 use crate::tensor::Tensor;
-
-fn gpu() -> Gpu {
-    let options = Options { treat_as_hardware: true, poison: true, ..Options::default() };
-    Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
-}
-
-/// The oracle.
-fn simple() -> Gpu {
-    let options = Options { quantizer: Some(QuantizeKernel::Simple), poison: true, ..Options::default() };
-    Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
-}
-
-fn bytes(gpu: &Gpu, t: &Tensor) -> Vec<u8> {
-    let (buffer, offset) = t.memory();
-    gpu.download(buffer, offset, t.bytes()).unwrap()
-}
-
-/// Normal values in columns of different sizes; zeros, a NaN, an infinity, and a column that only the exact encoder can do.
-fn values(rows: usize, cols: usize) -> Vec<f32> {
-    let stream = Stream::new(0, "strips");
-    let value = |i: usize| bf16::round(stream.normal(i as u64) * 2f32.powi((i % cols % 9) as i32 - 4));
-    let mut x: Vec<f32> = (0..rows * cols).map(value).collect();
-    for (row, col, value) in
-        [(4, cols - 1, 3e38), (9, 0, f32::INFINITY), (12, cols / 2, f32::NAN), (rows - 1, 1, 700.0)]
-    {
-        if row < rows {
-            x[row * cols + col] = value;
-        }
-    }
-    if rows > 2 {
-        x[2 * cols..3 * cols].fill(0.0);
-    }
-    x
-}
-
-/// Codes and de-scales equal bit for bit to those of the simple kernels, which their tests compare with the reference.
-fn same(what: &str, (gpu, got): (&Gpu, &Quantized<Codes>), (simple, want): (&Gpu, &Quantized<Codes>)) {
-    assert_eq!(got.codes.order(), want.codes.order(), "{what}");
-    let codes = [(gpu, got), (simple, want)].map(|(gpu, q)| bytes(gpu, q.codes.memory()));
-    assert!(codes[0] == codes[1], "{what}: codes differ");
-    assert!(bytes(gpu, &got.descale) == bytes(simple, &want.descale), "{what}: de-scales differ");
-}
 
 /// Rows, columns (1, primes, one past a strip), group ends (empty groups, all rows in one, rows of none, more rows than stay in
 /// registers, one past them), the cut, the order, whether along both axes. Few, for each is a kernel of its own.
