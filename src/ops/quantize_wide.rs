@@ -180,25 +180,27 @@ impl Pass {
         &[Pass::Cast { merged: true }]
     }
 
-    /// Units side by side in a workgroup: few, and many lanes below each other, where there are only tops to read.
-    fn across(self, shape: Shape) -> usize {
-        if self == Pass::Descales { shape.across.min(2) } else { shape.across }
+    /// What the pass looks at of the cut, so that its kernel serves other cuts too. Where there are only tops to read, few units side
+    /// by side, and many lanes below each other.
+    fn own(self, shape: Shape) -> Shape {
+        let none = Shape { batch: 0, turns: 0, cast: 0, ..shape };
+        match self {
+            Pass::Tops => Shape { batch: shape.batch, ..none },
+            Pass::Descales => Shape { across: shape.across.min(2), ..none },
+            Pass::Cast { merged: true } => shape,
+            Pass::Cast { merged: false } => Shape { chunk: 0, ..shape },
+        }
     }
 }
 
-fn variant(
-    pass: Pass,
-    codes: DType,
-    shape: Shape,
-    order: Order,
-    [grouped, halves]: [bool; 2],
-) -> (Kernel, Variant) {
+fn variant(pass: Pass, codes: DType, shape: Shape, order: Order, [grouped, halves]: [bool; 2]) -> Variant {
+    let shape = pass.own(shape);
     let halves = halves && codes == DType::E4M3;
     let casts = matches!(pass, Pass::Cast { .. });
     let merged = pass == Pass::Cast { merged: true };
     let takes = merged || pass == Pass::Descales;
     let in_panels = casts && order == Order::Panels;
-    let variant = formats(Variant::new(), codes)
+    formats(Variant::new(), codes)
         .constant("TOPS", (pass == Pass::Tops).into())
         .constant("DESCALES", (pass == Pass::Descales).into())
         .constant("CASTS", casts.into())
@@ -210,7 +212,7 @@ fn variant(
         .constant("IN_ROWS", (!in_panels).into())
         .constant("PANELS", panels::panels_per_block(codes) as u32)
         .constant("LANES", LANES as u32)
-        .constant("ACROSS", pass.across(shape) as u32)
+        .constant("ACROSS", shape.across as u32)
         .constant("BATCH", shape.batch as u32)
         .constant("TURNS", shape.turns as u32)
         .constant("CHUNK", shape.chunk as u32)
@@ -219,8 +221,7 @@ fn variant(
         .constant("HALVES", halves.into())
         .constant("EXACT", (!halves).into())
         .quad("X", DType::BF16)
-        .quad("Q", codes);
-    (pass.kernel(), variant)
+        .quad("Q", codes)
 }
 
 /// The largest magnitudes of the columns of each chunk of rows, as bf16.
@@ -304,7 +305,7 @@ fn by_columns(
 ) -> Result<()> {
     let (order, codes) = (out.codes.order(), out.codes.memory());
     let flags = [groups.offs.is_some(), exact_halves(gpu)];
-    let (kernel, variant) = variant(pass, codes.dtype(), shape, order, flags);
+    let variant = variant(pass, codes.dtype(), shape, order, flags);
     let offs = groups.offs.unwrap_or(x).read();
     let (bindings, heights) = match pass {
         Pass::Tops => (vec![offs, x.read(), tops.write()], groups.chunks(x, shape.chunk)),
@@ -319,7 +320,7 @@ fn by_columns(
             (bindings, groups.chunks(x, shape.cast))
         }
     };
-    let blocks = units(x).div_ceil(pass.across(shape));
+    let blocks = units(x).div_ceil(pass.own(shape).across);
     let params = Wide {
         rows: x.rows() as u32,
         cols: x.cols() as u32,
@@ -327,23 +328,22 @@ fn by_columns(
         group_rows: groups.rows(x) as u32,
         blocks: blocks as u32,
     };
-    gpu.dispatch(&kernel, &variant, &params, &bindings, (blocks * heights) as u32)
+    gpu.dispatch(&pass.kernel(), &variant, &params, &bindings, (blocks * heights) as u32)
 }
 
 /// Every kind of variant, for validation without a GPU.
 pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     let mut all = Vec::new();
+    let cast = |merged| (CAST, Pass::Cast { merged });
+    let passes = [(TOPS, Pass::Tops), (DESCALES, Pass::Descales), cast(true), cast(false)];
     let widths = [(1, 4), (3, 20), (32, 4), (65, 20), (512, 4), (640, 20), (2560, 20)];
     for (codes, halves) in [DType::E4M3, DType::F16].into_iter().flat_map(|c| [(c, true), (c, false)]) {
         for (i, (units, most)) in widths.into_iter().enumerate() {
             for order in [Order::Rows, Order::Panels].into_iter().take(1 + i % 2) {
                 let columns = Shape::columns(2048, units, most, codes, order);
                 let flags = [true, false].map(|grouped| [grouped, halves]);
-                for pass in [Pass::Tops, Pass::Descales]
-                    .into_iter()
-                    .chain([true, false].map(|merged| Pass::Cast { merged }))
-                {
-                    all.extend(flags.map(|flags| variant(pass, codes, columns, order, flags)));
+                for (kernel, pass) in passes {
+                    all.extend(flags.map(|flags| (kernel, variant(pass, codes, columns, order, flags))));
                 }
             }
         }
