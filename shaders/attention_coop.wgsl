@@ -54,7 +54,11 @@ fn row_total(v: f32) -> f32 {
 //!let NEXT from_k + next
 //!let RESULT acc
 @compute @workgroup_size(THREADS)
-fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+fn forward(
+//!repeat y VARY
+  @builtin(subgroup_size) lanes: u32,
+//!end
+  @builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   // Workgroups past the last one, of a folded grid, repeat its work: naga allows no return before fragments.
   let n = min(grid_index(wg, nwg), workgroups(p.heads) - 1u);
   // The last positions have most to do: they start first.
@@ -62,7 +66,7 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
 //!put LANE
   let rq = operand_row(at.batch, at.head, p.heads, first);
   let kv = at.head / (p.heads / p.kv_heads);
-  let factor = scales[0].x * (p.scale * LOG2E) * scales[0].y;
+  let factor = scales[0].x * (p.scale * LOG2E) * scales[0].y$AS_WIDE;
 //!repeat i RF
   let i$i = first + $iu * EDGE + row;
   let doc$i = document(base, i$i);

@@ -45,14 +45,18 @@ fn stat_quads() -> u32 {
 //!let CUT cut(first + $iu * EDGE, j0)
 //!let SEES sees(base, i$i, doc$i, j0 + ($tu * PER + part) * 4u)
 @compute @workgroup_size(THREADS)
-fn by_query(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+fn by_query(
+//!repeat y VARY
+  @builtin(subgroup_size) lanes: u32,
+//!end
+  @builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let n = min(grid_index(wg, nwg), workgroups(p.heads) - 1u);
   let at = place(workgroups(p.heads) - 1u - n, p.heads);
 //!put LANE
   let rq = operand_row(at.batch, at.head, p.heads, first);
   let kv = at.head / (p.heads / p.kv_heads);
   let r = stats[2u * stat_quads()];
-  let factor = r.x * (p.scale * LOG2E) * r.y;
+  let factor = r.x * (p.scale * LOG2E) * r.y$AS_WIDE;
 //!repeat i RF
   let i$i = first + $iu * EDGE + row;
   let doc$i = document(base, i$i);
@@ -137,13 +141,17 @@ fn by_query(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: 
 //!let CUT cut_by_key(first + $iu * EDGE, i0)
 //!let SEES seen(base, i0 + ($tu * PER + part) * 4u, doc$i, j$i)
 @compute @workgroup_size(THREADS)
-fn by_key(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+fn by_key(
+//!repeat y VARY
+  @builtin(subgroup_size) lanes: u32,
+//!end
+  @builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let n = min(grid_index(wg, nwg), workgroups(p.kv_heads) - 1u);
   let at = place(n, p.kv_heads); // here the first positions have most to do
 //!put LANE
   let rk = operand_row(at.batch, at.head, p.kv_heads, first);
   let r = stats[2u * stat_quads()];
-  let factor = r.x * (p.scale * LOG2E) * r.y;
+  let factor = r.x * (p.scale * LOG2E) * r.y$AS_WIDE;
 //!repeat i RF
   let j$i = first + $iu * EDGE + row;
   let doc$i = document(base, j$i);

@@ -272,7 +272,7 @@ var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
   let col = tile.col0 + wcol + quad * 4u;
 //!repeat i 4
 //!repeat s STORE_STEPS
-  let by_row$i_$s = row_factor(tile, row + $iu * EDGE + $su * DOWN);
+  let by_row$i_$s = row_factor(tile, row + $iu * EDGE + $su * DOWN)$AS_WIDE;
 //!end
 //!end
 //!repeat j TURNS
@@ -302,7 +302,11 @@ var<workgroup> te: array<F4, 4u * EDGE * TURN_ROW>;
 //!end
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
+fn main(
+//!repeat y VARY
+  @builtin(subgroup_size) lanes: u32,
+//!end
+  @builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {
   let whole = tile_of(grid_index(wg, nwg));
 //!repeat y SHORT
   let one = min(p.n, 1u); // as drivers do not know

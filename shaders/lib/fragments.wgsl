@@ -46,3 +46,15 @@ fn h8_put(a: vec4<f16>, b: vec4<f16>) -> H8 {
   return H8(a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w);
 }
 //!end
+// Where a driver chooses the width of subgroups kernel by kernel (VARY): results of one that is not as wide as this text takes it
+// to be are NaN, not numbers that are wrong. `$AS_WIDE` is a factor for them, `lanes` what the kernel's entry point is told.
+//!repeat y VARY
+//!let AS_WIDE * as_wide(lanes)
+
+fn as_wide(lanes: u32) -> f32 {
+  return bitcast<f32>(select(0x7fc00000u, 0x3f800000u, lanes == LANES));
+}
+//!end
+//!repeat y STEADY
+//!let AS_WIDE
+//!end

@@ -109,6 +109,8 @@ fn caps(adapter: &wgpu::Adapter) -> Caps {
         workgroup_memory: l.max_compute_workgroup_storage_size,
         workgroup_size: l.max_compute_invocations_per_workgroup,
         subgroup_max: subgroups[1],
+        subgroups_vary: subgroups[0] != subgroups[1],
+        exact_halves: false,
         coop: matrix_units(subgroups, &l, &adapter.cooperative_matrix_properties())
             .filter(|_| adapter.features().contains(MATRIX_FEATURES)),
     }
@@ -133,7 +135,8 @@ const WELCOME_FEATURES: wgpu::Features =
 /// Bytes of workgroup memory that those kernels take.
 const MATRIX_WORKGROUP_MEMORY: u32 = 24 << 10;
 
-/// The matrix units among `products`, if there is what their kernels need: four whole subgroups in a workgroup, all of one size.
+/// The matrix units among `products`, if there is what their kernels need: four whole subgroups in a workgroup, all of one size (of
+/// 32 or 64 lanes on AMD's, which `gpu::probe` finds out).
 /// (On Metal wgpu lists products of 8x8x8 alone: of f32, of halves, and of halves with f32 sums, on Apple's GPUs since the M1 and
 /// A14; for the others of a Mac, which have none, it does so too, but their subgroups are of no one size.)
 fn matrix_units(
@@ -142,7 +145,7 @@ fn matrix_units(
     products: &[wgpu::CooperativeMatrixProperties],
 ) -> Option<MatrixUnits> {
     let fits = |units: MatrixUnits| match units {
-        MatrixUnits::Coop16 => matches!(subgroups, [32, 32] | [64, 64]),
+        MatrixUnits::Coop16 => matches!(subgroups, [32, 32] | [64, 64] | [32, 64]),
         MatrixUnits::Coop8 => subgroups == [32, 32],
     };
     let has = |units: MatrixUnits| {
@@ -321,6 +324,8 @@ mod tests {
             ([32, 32], &limits, &vulkan, Some(Coop16)),
             ([64, 64], &limits, &both, Some(Coop16)),
             ([32, 32], &limits, &both, Some(Coop16)),
+            ([32, 64], &limits, &both, Some(Coop16)),
+            ([32, 64], &limits, &metal, None),
             ([64, 64], &limits, &metal, None),
             ([4, 64], &limits, &both, None),
             ([8, 8], &limits, &both, None),

@@ -1,6 +1,6 @@
 //! A kernel is a Rust constant; a variant binds its names to numbers and dtypes; naga tells its bindings.
 
-use super::{MatrixUnits, repeat};
+use super::{Fragments, MatrixUnits, repeat};
 use crate::num::DType;
 use std::fmt::Write;
 use wgpu::naga;
@@ -46,10 +46,14 @@ impl Variant {
         self
     }
 
-    /// Adds the constants of `lib/fragments.wgsl`: the edge of a fragment, how many are 16 wide, and which edge it is.
+    /// Adds the constants of `lib/fragments.wgsl`: the edge of a fragment, how many are 16 wide, which edge it is; the lanes of a
+    /// subgroup, and whether some may have another number.
     #[must_use]
-    pub fn fragments(self, units: MatrixUnits) -> Variant {
+    pub fn fragments(self, Fragments { units, lanes, vary }: Fragments) -> Variant {
         self.constant("EDGE", units.edge())
+            .constant("LANES", lanes)
+            .constant("VARY", vary.into())
+            .constant("STEADY", (!vary).into())
             .constant("PIECES", 16 / units.edge())
             .constant("EDGE16", (units == MatrixUnits::Coop16).into())
             .constant("EDGE8", (units == MatrixUnits::Coop8).into())

@@ -68,6 +68,17 @@ impl std::fmt::Display for MatrixUnits {
     }
 }
 
+/// Matrix units, and the subgroups that share their fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragments {
+    /// The products.
+    pub units: MatrixUnits,
+    /// Lanes of a subgroup.
+    pub lanes: u32,
+    /// A kernel's subgroups may have another number of lanes: it is to notice.
+    pub vary: bool,
+}
+
 /// What kernels may rely on, read from the adapter once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
@@ -83,13 +94,22 @@ pub struct Caps {
     pub workgroup_memory: u32,
     /// Largest number of invocations in a workgroup.
     pub workgroup_size: u32,
-    /// Largest number of lanes of a subgroup (0: unknown).
+    /// Lanes of a subgroup: as many as kernels on matrix units were seen to have, else the most that the adapter says (0: unknown).
     pub subgroup_max: u32,
+    /// The driver chooses the width of subgroups kernel by kernel.
+    pub subgroups_vary: bool,
+    /// Floats become halves by rounding to nearest even, down to the smallest subnormal.
+    pub exact_halves: bool,
     /// Matrix units that kernels may use.
     pub coop: Option<MatrixUnits>,
 }
 
 impl Caps {
+    /// Fragments on the matrix units, if there are some.
+    pub fn fragments(&self) -> Option<Fragments> {
+        self.coop.map(|units| Fragments { units, lanes: self.subgroup_max, vary: self.subgroups_vary })
+    }
+
     /// The matrix units in words: `16x16x16` or `none`.
     pub fn matrix_units(&self) -> String {
         self.coop.map_or("none".into(), |units| units.to_string())
@@ -181,7 +201,7 @@ impl Gpu {
             pool: Arc::default(),
             state: Mutex::default(),
         }));
-        gpu.probe_matrix_units();
+        gpu.probe();
         let (options, caps) = (gpu.options(), gpu.caps());
         if options.kernel == Some(GemmKernel::Coop) && caps.coop.is_none() {
             return Err(Error::user(
@@ -195,15 +215,31 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Gives up matrix units of 8x8x8 that do not compute what they should.
-    fn probe_matrix_units(&mut self) {
-        if self.caps().coop != Some(MatrixUnits::Coop8) {
-            return;
+    /// Finds out what the adapter does not say: the width of subgroups that come in two, whether matrix units compute what they should
+    /// (without them from here on if not), how floats become halves. Software adapters are known.
+    fn probe(&mut self) {
+        let mut caps = self.caps();
+        if let Some(units) = caps.coop.filter(|units| caps.subgroups_vary || *units == MatrixUnits::Coop8) {
+            let widths: &[u32] = if caps.subgroups_vary { &[64, 32] } else { &[caps.subgroup_max] };
+            let tried: Vec<_> =
+                widths.iter().map(|lanes| (*lanes, probe::multiply(self, units, *lanes))).collect();
+            match tried.iter().find(|(_, result)| result.is_ok()) {
+                Some((lanes, _)) => caps.subgroup_max = *lanes,
+                None => {
+                    let why =
+                        tried.iter().filter_map(|(_, result)| result.as_ref().err()).map(ToString::to_string);
+                    let why = why.collect::<Vec<_>>().join("; ");
+                    log::warn!(
+                        "{} has matrix units that moe8 cannot use, going on without: {why}",
+                        self.name()
+                    );
+                    caps.coop = None;
+                }
+            }
         }
-        if let Err(e) = probe::run(self) {
-            log::warn!("{} has matrix units that moe8 cannot use, going on without: {e}", self.name());
-            Arc::get_mut(&mut self.0).expect("no clone of it yet").caps.coop = None;
-        }
+        caps.exact_halves = self.options().treat_as_hardware
+            || (!caps.software && probe::packs_exactly(self).unwrap_or(false));
+        Arc::get_mut(&mut self.0).expect("no clone of it yet").caps = caps;
     }
 
     /// A `Gpu` with this one's limits and no device: calls are counted, nothing runs, downloads give zeros.

@@ -1,116 +1,193 @@
-//! Whether matrix units of 8x8x8 do here what their kernels take for granted.
+//! What can only be found out by trying, when an adapter is opened.
 //!
-//! Those kernels are tested through naga and in emulation, where no adapter has such units; what is left to find out is what
-//! the adapter's driver makes of a fragment, and that is found out when it is opened: a text that does not compile, another
-//! order of elements, lost subnormal halves or subgroups of another width leave the adapter without matrix units, with a warning.
+//! Matrix units: their kernels are tested through naga and in emulation for adapters that nobody here has; what is left is what
+//! the adapter's driver makes of a fragment: a text that does not compile, another order of elements, lost subnormal halves or
+//! subgroups of another width leave the adapter without matrix units, with a warning. Where subgroups come in two widths (AMD's
+//! have 32 or 64 lanes), the probe tells which one the driver takes.
+//!
+//! Halves: whether `pack2x16float` rounds to nearest even and keeps subnormals, which WGSL leaves open and drivers do differently.
 
-use super::{Access, Binding, Gpu, Kernel, MatrixUnits, Variant};
+use super::{Access, Binding, Fragments, Gpu, Kernel, MatrixUnits, Variant};
 use crate::{Error, Result};
 use half::f16;
 
 crate::params! { struct Probe { rows: u32 } }
+crate::params! { struct Pairs { count: u32 } }
 
 const TEXT: &str =
     concat!(include_str!("../../shaders/lib/fragments.wgsl"), include_str!("../../shaders/lib/probe.wgsl"));
 const PROBE: Kernel = Kernel { name: "probe", text: TEXT, entry: "main" };
+const HALVES_TEXT: &str = include_str!("../../shaders/lib/probe_halves.wgsl");
+const HALVES: Kernel = Kernel { name: "probe_halves", text: HALVES_TEXT, entry: "main" };
 
-/// Edge of a fragment.
-const EDGE: usize = 8;
-/// Subgroups of the workgroup, and lanes that each is to have.
+/// Subgroups of the workgroup that multiplies.
 const SUBGROUPS: usize = 2;
-const LANES: f32 = 32.0;
-/// Values that a subgroup writes, and all that are written.
-const VALUES: usize = 2 * EDGE * EDGE;
-const WRITTEN: usize = SUBGROUPS * (VALUES + 4);
 
-/// The kernel, for validation without a GPU.
-pub(super) fn kernel() -> (Kernel, Variant) {
-    (PROBE, Variant::new().fragments(MatrixUnits::Coop8))
+/// The kernels, for validation without a GPU.
+pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
+    let fragments = [(MatrixUnits::Coop8, 32), (MatrixUnits::Coop16, 32), (MatrixUnits::Coop16, 64)];
+    let mut all: Vec<_> = fragments.map(|(units, lanes)| (PROBE, variant(units, lanes))).into();
+    all.push((HALVES, Variant::new()));
+    all
 }
 
-/// Multiplies a few numbers on the matrix units of `gpu`.
-///
-/// # Errors
-/// What the device reported, or what was wrong.
-pub(super) fn run(gpu: &Gpu) -> Result<()> {
-    let bytes = |x: &[f16]| x.iter().flat_map(|h| h.to_le_bytes()).collect::<Vec<u8>>();
-    let [a, b] = operands().map(|x| bytes(&x));
+fn variant(units: MatrixUnits, lanes: u32) -> Variant {
+    Variant::new().fragments(Fragments { units, lanes, vary: false })
+}
+
+/// Uploads `inputs`, runs the kernel, and gives the `size` bytes that it writes.
+fn launch<P: super::Params>(
+    gpu: &Gpu,
+    (kernel, variant): (Kernel, Variant),
+    params: &P,
+    inputs: &[Vec<u8>],
+    (size, groups): (u64, u32),
+) -> Result<Vec<u8>> {
     let mut bindings = Vec::new();
-    for (name, bytes) in [("probe a", &a), ("probe b", &b)] {
-        let buffer = gpu.alloc(name, bytes.len() as u64)?;
+    for bytes in inputs {
+        let buffer = gpu.alloc("probe operand", bytes.len() as u64)?;
         gpu.upload(&buffer, 0, bytes)?;
         bindings.push(Binding { buffer, offset: 0, size: bytes.len() as u64, access: Access::Read });
     }
-    let size = 4 * WRITTEN as u64;
     let out = gpu.alloc("probe results", size)?;
     bindings.push(Binding { buffer: out.clone(), offset: 0, size, access: Access::Write });
-    let (kernel, variant) = kernel();
-    gpu.dispatch(&kernel, &variant, &Probe { rows: EDGE as u32 }, &bindings, 1)?;
-    let bytes = gpu.download(&out, 0, size)?;
-    let got: Vec<f32> = bytes.chunks_exact(4).map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
-    judge(&got).map_err(|why| Error::gpu(why, "--no-coop does without matrix units"))
+    gpu.dispatch(&kernel, &variant, params, &bindings, groups)?;
+    gpu.download(&out, 0, size)
+}
+
+/// Multiplies a few numbers on these matrix units of `gpu`, in subgroups of `lanes`.
+///
+/// # Errors
+/// What the device reported, or what was wrong.
+pub(super) fn multiply(gpu: &Gpu, units: MatrixUnits, lanes: u32) -> Result<()> {
+    let edge = units.edge() as usize;
+    let bytes = operands(edge).map(|x| x.iter().flat_map(|h| h.to_le_bytes()).collect::<Vec<u8>>());
+    let want = expected(edge, lanes);
+    let (kernel, params) = ((PROBE, variant(units, lanes)), Probe { rows: units.edge() });
+    let got = launch(gpu, kernel, &params, &bytes, (4 * want.len() as u64, 1))?;
+    let got: Vec<f32> = got.chunks_exact(4).map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    judge(&got, &want).map_err(|why| Error::gpu(why, "--no-coop does without matrix units"))
 }
 
 /// A and B of each subgroup: small whole numbers, those of every second column of B so far down that halves are subnormal there.
-fn operands() -> [Vec<f16>; 2] {
-    let whole = |i: usize, step: usize| ((i * step + i / EDGE * 3) % 7) as f32 - 3.0;
-    let count = SUBGROUPS * EDGE * EDGE;
+fn operands(edge: usize) -> [Vec<f16>; 2] {
+    let whole = |i: usize, step: usize| ((i * step + i / edge * 3) % 7) as f32 - 3.0;
+    let count = SUBGROUPS * edge * edge;
     let a = (0..count).map(|i| f16::from_f32(whole(i, 5)));
     let b = (0..count).map(|i| f16::from_f32(whole(i, 3) * if i % 2 == 0 { 1.0 } else { 2f32.powi(-16) }));
     [a.collect(), b.collect()]
 }
 
-/// What the kernel is to write.
-fn expected() -> Vec<f32> {
-    let [a, b] = operands().map(|x| x.iter().map(|h| h.to_f32()).collect::<Vec<_>>());
-    let mut all = Vec::with_capacity(WRITTEN);
-    for (a, b) in a.chunks(EDGE * EDGE).zip(b.chunks(EDGE * EDGE)) {
+/// What the kernel is to write: products, and four times for each subgroup how many lanes it has.
+fn expected(edge: usize, lanes: u32) -> Vec<f32> {
+    let [a, b] = operands(edge).map(|x| x.iter().map(|h| h.to_f32()).collect::<Vec<_>>());
+    let mut all = Vec::new();
+    for (a, b) in a.chunks(edge * edge).zip(b.chunks(edge * edge)) {
         let product = |of: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
-            let cell = |i: usize| (0..EDGE).map(|k| a[i / EDGE * EDGE + k] * of(k, i % EDGE)).sum();
-            (0..EDGE * EDGE).map(cell).collect()
+            let cell = |i: usize| (0..edge).map(|k| a[i / edge * edge + k] * of(k, i % edge)).sum();
+            (0..edge * edge).map(cell).collect()
         };
-        let across = product(&|k, n| b[n * EDGE + k]);
-        let along = product(&|k, n| b[k * EDGE + n]);
+        let across = product(&|k, n| b[n * edge + k]);
+        let along = product(&|k, n| b[k * edge + n]);
         all.extend(&across);
         all.extend(across.iter().zip(along).map(|(c, d)| 2.0 * c + d));
     }
-    all.extend([LANES; 4 * SUBGROUPS]);
+    all.extend([lanes as f32; 4 * SUBGROUPS]);
     all
 }
 
-fn judge(got: &[f32]) -> std::result::Result<(), String> {
-    match expected().iter().zip(got).position(|(want, got)| want != got) {
-        None => Ok(()),
-        Some(at) if at >= SUBGROUPS * VALUES => {
-            Err(format!("its subgroups have {} lanes, not {LANES}", got[at]))
-        }
-        Some(at) => Err(format!("value {at} of the first products is {}, not {}", got[at], expected()[at])),
+/// Compares; a wrong width is told first, since it makes the products wrong too.
+fn judge(got: &[f32], want: &[f32]) -> std::result::Result<(), String> {
+    let products = want.len() - 4 * SUBGROUPS;
+    let differs = |range: std::ops::Range<usize>| range.into_iter().find(|&i| want[i] != got[i]);
+    if let Some(at) = differs(products..want.len()) {
+        return Err(format!("its subgroups have {} lanes, not {}", got[at], want[at]));
     }
+    match differs(0..products) {
+        None => Ok(()),
+        Some(at) => Err(format!("value {at} of the first products is {}, not {}", got[at], want[at])),
+    }
+}
+
+/// Whether floats become halves by rounding to nearest even, down to the smallest subnormal.
+///
+/// # Errors
+/// What the device reported.
+pub(super) fn packs_exactly(gpu: &Gpu) -> Result<bool> {
+    let values = floats();
+    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (pairs, size) = (values.len() / 2, 2 * values.len() as u64);
+    let params = Pairs { count: pairs as u32 };
+    let kernel = (HALVES, Variant::new());
+    let got = launch(gpu, kernel, &params, &[bytes], (size, pairs.div_ceil(64) as u32))?;
+    Ok(got.chunks_exact(2).zip(&values).all(|(h, x)| f16::from_le_bytes([h[0], h[1]]) == f16::from_f32(*x)))
+}
+
+/// Every half's neighbourhood in every second binade, of both signs: itself, the tie above it, and a float to either side of that.
+fn floats() -> Vec<f32> {
+    let mut all = Vec::new();
+    for exponent in (0..30u16).step_by(2) {
+        for mantissa in (0..1024u16).step_by(33) {
+            let [low, high] = [0, 1].map(|up| f16::from_bits((exponent << 10) + mantissa + up).to_f32());
+            let tie = (low + high) / 2.0;
+            for x in [low, tie, f32::from_bits(tie.to_bits() - 1), f32::from_bits(tie.to_bits() + 1)] {
+                all.extend([x, -x]);
+            }
+        }
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EDGE, LANES, SUBGROUPS, VALUES, WRITTEN, expected, judge, operands};
+    use super::{SUBGROUPS, expected, floats, judge, operands, packs_exactly};
+    use crate::gpu::{DeviceChoice, Gpu};
+    use half::f16;
 
     #[test]
     fn the_numbers_tell_faults_apart() {
-        let right = expected();
-        assert_eq!(right.len(), WRITTEN);
-        assert_eq!(judge(&right), Ok(()));
-        // Everything is exact in f32, and in halves only with subnormals.
-        let [_, b] = operands();
-        assert!(b.iter().any(|h| h.to_f32() != 0.0 && h.to_f32().abs() < 2f32.powi(-14)));
-        assert!(right.iter().all(|x| x.abs() < 512.0 && (x * 65536.0).fract() == 0.0));
-        let mut turned = right.clone();
-        for i in 0..EDGE * EDGE {
-            turned[i] = right[i % EDGE * EDGE + i / EDGE];
+        for (edge, lanes, other) in [(8, 32, 64.0), (16, 64, 32.0)] {
+            let (right, values) = (expected(edge, lanes), 2 * edge * edge);
+            assert_eq!(right.len(), SUBGROUPS * (values + 4));
+            assert_eq!(judge(&right, &right), Ok(()));
+            // Everything is exact in f32, and in halves only with subnormals.
+            let [_, b] = operands(edge);
+            assert!(b.iter().any(|h| h.to_f32() != 0.0 && h.to_f32().abs() < 2f32.powi(-14)));
+            assert!(right.iter().all(|x| x.abs() < 512.0 && (x * 65536.0).fract() == 0.0));
+            let mut turned = right.clone();
+            for i in 0..edge * edge {
+                turned[i] = right[i % edge * edge + i / edge];
+            }
+            assert!(judge(&turned, &right).unwrap_err().contains("first products"));
+            let mut swapped = right.clone();
+            swapped.swap(1, values + 1);
+            assert!(judge(&swapped, &right).is_err(), "the subgroups have operands of their own");
+            let mut wide = right.clone();
+            wide[SUBGROUPS * values] = other;
+            wide[0] += 1.0;
+            assert_eq!(judge(&wide, &right), Err(format!("its subgroups have {other} lanes, not {lanes}")));
         }
-        assert!(judge(&turned).unwrap_err().contains("first products"));
-        let mut other = right.clone();
-        other.swap(1, VALUES + 1);
-        assert!(judge(&other).is_err(), "the subgroups have operands of their own");
-        let mut wide = right;
-        wide[SUBGROUPS * VALUES] = 64.0;
-        assert_eq!(judge(&wide), Err(format!("its subgroups have 64 lanes, not {LANES}")));
+    }
+
+    /// Drivers that round toward zero, away at ties, or lose subnormals are found out.
+    #[test]
+    fn floats_tell_ways_of_rounding_apart() {
+        let even = |x: f32| f16::from_f32(x).to_bits();
+        let toward_zero = |x: f32| {
+            let h = f16::from_f32(x);
+            h.to_bits() - u16::from(h.to_f32().abs() > x.abs())
+        };
+        let away = |x: f32| even(f32::from_bits(x.to_bits() + 1));
+        let flushed = |x: f32| if x.abs() < 2f32.powi(-14) { even(x) & 0x8000 } else { even(x) };
+        let differ = |other: &dyn Fn(f32) -> u16| floats().iter().any(|x| even(*x) != other(*x));
+        assert!(differ(&toward_zero) && differ(&away) && differ(&flushed));
+        assert!(floats().iter().all(|x| f16::from_f32(*x).is_finite()));
+    }
+
+    #[test]
+    fn the_adapter_at_hand_packs_exactly_if_it_is_lavapipe() {
+        let gpu = Gpu::open(&DeviceChoice::from_env()).expect("an adapter");
+        let exact = packs_exactly(&gpu).unwrap();
+        assert!(exact || !gpu.caps().software, "{}", gpu.name());
     }
 }

@@ -9,7 +9,7 @@
 
 use super::attention::Shape;
 use crate::Result;
-use crate::gpu::{Binding, Caps, Gpu, Kernel, MatrixUnits, Variant};
+use crate::gpu::{Binding, Caps, Fragments, Gpu, Kernel, MatrixUnits, Variant};
 use crate::num::DType;
 use crate::tensor::Tensor;
 
@@ -189,9 +189,9 @@ impl<'a> Call<'a> {
     /// Launches a workgroup for each [`Tile::span`] positions of each of `heads` heads of every sequence.
     fn dispatch(&self, gpu: &Gpu, kernel: &Kernel, bindings: &[Binding], heads: usize) -> Result<()> {
         let s = self.shape;
-        let (params, units) = (s.params(self.padded()), units(&gpu.caps()));
-        let variant = variant(kernel, s.head_dim, self.documents.is_some(), units);
-        let span = tile(kernel, s.head_dim).span(units.0);
+        let (params, fragments) = (s.params(self.padded()), fragments(&gpu.caps()));
+        let variant = variant(kernel, s.head_dim, self.documents.is_some(), fragments);
+        let span = tile(kernel, s.head_dim).span(fragments.units);
         let groups = s.seq.div_ceil(span) * s.batch * heads;
         #[cfg(test)]
         let kernel = &emulated::kernel(*kernel);
@@ -199,16 +199,16 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The matrix units, and the lanes of a subgroup.
+/// The matrix units, and the subgroups that share a fragment.
 ///
 /// # Panics
 /// Without matrix units: [`can_run`] was to be asked.
-fn units(caps: &Caps) -> (MatrixUnits, u32) {
+fn fragments(caps: &Caps) -> Fragments {
     #[cfg(test)]
     if let Some(units) = emulated::units() {
-        return (units, 32);
+        return Fragments { units, lanes: 32, vary: false };
     }
-    (caps.coop.expect("matrix units"), caps.subgroup_max)
+    caps.fragments().expect("matrix units")
 }
 
 /// Bits that gradients of scores lose, see attention_halves.wgsl: `2^fall >= head_dim 2^17`.
@@ -256,13 +256,13 @@ fn tile(kernel: &Kernel, head_dim: usize) -> Tile {
     Tile { rows, rounds, pads, skip: head_dim <= 32 }
 }
 
-fn variant(kernel: &Kernel, head_dim: usize, docs: bool, (units, lanes): (MatrixUnits, u32)) -> Variant {
-    let t = tile(kernel, head_dim);
+fn variant(kernel: &Kernel, head_dim: usize, docs: bool, fragments: Fragments) -> Variant {
+    let (t, Fragments { units, lanes, .. }) = (tile(kernel, head_dim), fragments);
     // A row of scores has 4 quads, and so has a row of 16 elements of a result.
     let quads = 4 * units.edge();
     let (threads, chunks) = (SUBGROUPS * lanes, t.rounds * 2 * head_dim as u32);
     Variant::new()
-        .fragments(units)
+        .fragments(fragments)
         .constant("DF", head_dim as u32 / 16)
         .constant("RF", t.rows)
         .constant("SG", SUBGROUPS)
@@ -271,7 +271,6 @@ fn variant(kernel: &Kernel, head_dim: usize, docs: bool, (units, lanes): (Matrix
         .constant("PROB_PAD", t.pads[1])
         .constant("SKIP", t.skip.into())
         .constant("WHOLE", (!t.skip).into())
-        .constant("LANES", lanes)
         .constant("LOADS", chunks.div_ceil(threads))
         .constant("KQ", quads / lanes)
         .constant("STORES", quads / lanes)
@@ -286,10 +285,12 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
         all.extend([TOPS, HALVES, STATISTICS].map(|kernel| (kernel, halves_variant(head_dim))));
         for kernel in [FORWARD, BY_QUERY, BY_KEY] {
             for (docs, lanes) in [(false, 32), (true, 32), (false, 64)] {
-                all.push((kernel, variant(&kernel, head_dim, docs, (MatrixUnits::Coop16, lanes))));
+                let fragments = Fragments { units: MatrixUnits::Coop16, lanes, vary: lanes == 64 };
+                all.push((kernel, variant(&kernel, head_dim, docs, fragments)));
             }
             for docs in [false, true] {
-                all.push((kernel, variant(&kernel, head_dim, docs, (MatrixUnits::Coop8, 32))));
+                let fragments = Fragments { units: MatrixUnits::Coop8, lanes: 32, vary: false };
+                all.push((kernel, variant(&kernel, head_dim, docs, fragments)));
             }
         }
     }

@@ -12,7 +12,7 @@
 use super::gemm::Flags;
 use super::panels::{self, Codes, Contraction, Order};
 use crate::Result;
-use crate::gpu::{Caps, Gpu, Kernel, MatrixUnits, Variant};
+use crate::gpu::{Caps, Fragments, Gpu, Kernel, MatrixUnits, Variant};
 use crate::num::DType;
 use crate::ops::quantize::{self, Quantized};
 use crate::tensor::Tensor;
@@ -31,13 +31,13 @@ const SHORT: usize = 1024;
 
 const MAIN: Kernel = Kernel { name: "gemm_coop.main", text: TEXT, entry: "main" };
 
-/// The matrix units, and the lanes of a subgroup.
-fn units(caps: &Caps) -> (MatrixUnits, u32) {
+/// The matrix units, and the subgroups that share a fragment.
+fn fragments(caps: &Caps) -> Fragments {
     #[cfg(test)]
     if let Some(units) = emulated::units() {
-        return (units, 32);
+        return Fragments { units, lanes: 32, vary: false };
     }
-    (caps.coop.expect("matrix units"), caps.subgroup_max)
+    caps.fragments().expect("matrix units")
 }
 
 /// Edge of the tile that one workgroup computes: 2 x 2 subgroups of 4 x 4 fragments.
@@ -45,7 +45,7 @@ fn units(caps: &Caps) -> (MatrixUnits, u32) {
 /// # Panics
 /// Without matrix units: [`can_run`] was to be asked.
 pub(super) fn tile(caps: &Caps) -> usize {
-    8 * units(caps).0.edge() as usize
+    8 * fragments(caps).units.edge() as usize
 }
 
 /// What the form `entry` contracts of both operands; a stack of gradients lies as weights do.
@@ -76,16 +76,16 @@ fn variant(
     [by_steps, short]: [bool; 2],
     [a, out]: [DType; 2],
     flags: Flags,
-    units: MatrixUnits,
-    lanes: u32,
+    fragments: Fragments,
 ) -> Variant {
+    let Fragments { units, lanes, .. } = fragments;
     let (threads, tile) = (4 * lanes, 8 * units.edge());
     let half = u32::from(a == DType::F16);
     let by_steps = u32::from(by_steps);
     // A subgroup's results leave a fragment of 16x16 at a time, or a row of four of 8x8.
     let [turns, turn_quads] = if units == MatrixUnits::Coop16 { [4, 4] } else { [1, 8] };
     Variant::new()
-        .fragments(units)
+        .fragments(fragments)
         .constant("TILE", tile)
         .constant("TURNS", turns)
         .constant("TURN_QUADS", turn_quads)
@@ -103,7 +103,6 @@ fn variant(
         .constant("ALONE", (!flags.summed).into())
         .constant("SUMMED", flags.summed.into())
         .constant("ADDS", (flags.accumulate || flags.summed).into())
-        .constant("LANES", lanes)
         .constant("THREADS", threads)
         .constant("LOADS", 2 * tile / threads)
         .constant("STORE_STEPS", units.edge() * turn_quads / lanes)
@@ -124,8 +123,7 @@ pub(super) fn kernel(
     flags: Flags,
     caps: &Caps,
 ) -> (Kernel, Variant) {
-    let (units, lanes) = units(caps);
-    let variant = variant([entry == "tn", short], kinds, flags, units, lanes);
+    let variant = variant([entry == "tn", short], kinds, flags, fragments(caps));
     #[cfg(test)]
     if let Some(kernel) = emulated::kernel() {
         return (kernel, variant);
@@ -160,10 +158,12 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
             for bits in 0..8u8 {
                 let [grouped, scaled, accumulate] = [1, 2, 4].map(|bit| bits & bit != 0);
                 let (out, lanes) = if grouped { (DType::F32, 32) } else { (DType::BF16, 64) };
+                let [wide, narrow] = [(MatrixUnits::Coop16, lanes), (MatrixUnits::Coop8, 32)]
+                    .map(|(units, lanes)| Fragments { units, lanes, vary: lanes == 64 });
                 for summed in [false, true].into_iter().take(if short && !by_steps { 2 } else { 1 }) {
                     let flags = Flags { grouped, scaled, accumulate, summed };
-                    all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop16, lanes)));
-                    all.push((MAIN, variant([by_steps, short], [a, out], flags, MatrixUnits::Coop8, 32)));
+                    all.push((MAIN, variant([by_steps, short], [a, out], flags, wide)));
+                    all.push((MAIN, variant([by_steps, short], [a, out], flags, narrow)));
                 }
             }
         }

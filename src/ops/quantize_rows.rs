@@ -5,7 +5,7 @@
 use super::panels::{self, Codes, Order};
 use super::quantize::{Quantized, Ready, Wish, formats, use_wide};
 use super::quantize_choice::Axes;
-use super::quantize_wide::{Groups, LANES, Tops, exact_halves, most_units, units};
+use super::quantize_wide::{Groups, LANES, Tops, most_units, units};
 use super::rmsnorm::{self, Norm};
 use crate::Result;
 use crate::gpu::{Binding, Gpu, Kernel, Variant};
@@ -322,7 +322,7 @@ fn quantize(
         rstd,
         eps,
     };
-    let flags = [groups.offs.is_some(), tops.is_some(), exact_halves(gpu)];
+    let flags = [groups.offs.is_some(), tops.is_some(), gpu.caps().exact_halves];
     let variant = variant(kind, dtype, order, shape, flags);
     gpu.dispatch(&kind.kernel(), &variant, &params, &bindings, groups.chunks(x, shape.chunk) as u32)?;
     Ok((out, kept))

@@ -4,7 +4,7 @@
 
 use super::panels::{self, Codes, Order};
 use super::quantize::{Quantized, formats};
-use super::quantize_wide::{Groups, exact_halves, has_many_registers, units};
+use super::quantize_wide::{Groups, has_many_registers, units};
 use crate::Result;
 use crate::gpu::{Gpu, Kernel, Variant};
 use crate::num::DType;
@@ -195,7 +195,7 @@ fn run(
     let all = groups.count + usize::from(groups.offs.is_some());
     let strips = units(x).div_ceil(shape.across) * all;
     let tiles = if both { x.rows().div_ceil(shape.lanes / shape.team) + all } else { 0 };
-    let flags = [groups.offs.is_some(), both, exact_halves(gpu)];
+    let flags = [groups.offs.is_some(), both, gpu.caps().exact_halves];
     let variant = variant(dtype, order, shape, units(x), flags);
     let kernel = if both { BOTH } else { COLUMNS };
     gpu.dispatch(&kernel, &variant, &params, &bindings, (strips + tiles) as u32)?;

@@ -1,7 +1,7 @@
 //! Quantization of bf16 by columns at the speed of memory, for GPUs and tensors whose rows are whole units of eight columns: the
 //! candidate next to [`super::quantize`]'s simple kernels, as [`super::quantize_rows`] by rows. Same definition, same bits.
 //!
-//! Where halves are known to be exact (see [`exact_halves`]), codes come by way of `pack2x16float`; elsewhere from the exact encoder.
+//! Where halves are known to be exact ([`Caps::exact_halves`](crate::gpu::Caps)), codes come by way of `pack2x16float`; elsewhere from the exact encoder.
 
 use super::panels::{self, Codes, Contraction, Order};
 use super::quantize::{Quantized, formats};
@@ -70,12 +70,6 @@ pub(super) fn fits_registers(gpu: &Gpu, x: &Tensor) -> bool {
 /// Units of a row.
 pub(super) fn units(x: &Tensor) -> usize {
     x.cols().div_ceil(UNIT)
-}
-
-/// Whether `pack2x16float` rounds to nearest even and keeps subnormal halves, which WGSL does not promise: seen where there are matrix
-/// units of 16x16x16, and on the software adapters that stand in for a GPU in tests.
-pub(super) fn exact_halves(gpu: &Gpu) -> bool {
-    gpu.caps().coop == Some(MatrixUnits::Coop16) || gpu.options().treat_as_hardware
 }
 
 /// The groups of rows whose columns have scales of their own.
@@ -304,7 +298,7 @@ fn by_columns(
     pass: Pass,
 ) -> Result<()> {
     let (order, codes) = (out.codes.order(), out.codes.memory());
-    let flags = [groups.offs.is_some(), exact_halves(gpu)];
+    let flags = [groups.offs.is_some(), gpu.caps().exact_halves];
     let variant = variant(pass, codes.dtype(), shape, order, flags);
     let offs = groups.offs.unwrap_or(x).read();
     let (bindings, heights) = match pass {
