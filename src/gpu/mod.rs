@@ -220,15 +220,9 @@ impl Gpu {
     fn probe(&mut self) {
         let mut caps = self.caps();
         if let Some(units) = caps.coop.filter(|units| caps.subgroups_vary || *units == MatrixUnits::Coop8) {
-            let widths: &[u32] = if caps.subgroups_vary { &[64, 32] } else { &[caps.subgroup_max] };
-            let tried: Vec<_> =
-                widths.iter().map(|lanes| (*lanes, probe::multiply(self, units, *lanes))).collect();
-            match tried.iter().find(|(_, result)| result.is_ok()) {
-                Some((lanes, _)) => caps.subgroup_max = *lanes,
-                None => {
-                    let why =
-                        tried.iter().filter_map(|(_, result)| result.as_ref().err()).map(ToString::to_string);
-                    let why = why.collect::<Vec<_>>().join("; ");
+            match self.lanes(units) {
+                Ok(lanes) => caps.subgroup_max = lanes,
+                Err(why) => {
                     log::warn!(
                         "{} has matrix units that moe8 cannot use, going on without: {why}",
                         self.name()
@@ -240,6 +234,20 @@ impl Gpu {
         caps.exact_halves = self.options().treat_as_hardware
             || (!caps.software && probe::packs_exactly(self).unwrap_or(false));
         Arc::get_mut(&mut self.0).expect("no clone of it yet").caps = caps;
+    }
+
+    /// How many lanes a subgroup has that multiplies on these units. The most first: kernels for fewer are not safe to try there.
+    fn lanes(&self, units: MatrixUnits) -> std::result::Result<u32, String> {
+        let most = self.caps().subgroup_max;
+        let widths: &[u32] = if self.caps().subgroups_vary { &[64, 32] } else { &[most] };
+        let mut why = Vec::new();
+        for lanes in widths {
+            match probe::multiply(self, units, *lanes) {
+                Ok(()) => return Ok(*lanes),
+                Err(e) => why.push(e.to_string()),
+            }
+        }
+        Err(why.join("; "))
     }
 
     /// A `Gpu` with this one's limits and no device: calls are counted, nothing runs, downloads give zeros.
