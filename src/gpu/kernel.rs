@@ -20,7 +20,7 @@ pub struct Kernel {
 }
 
 /// The constants and dtypes of one use of a kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     pub(super) constants: Vec<(&'static str, u32)>,
     pub(super) quads: Vec<(&'static str, DType)>,
@@ -28,8 +28,11 @@ pub struct Variant {
 
 impl Variant {
     /// A variant without constants or dtypes.
+    // Inlined, an empty variant is a constant, and rustc before 1.97 may pass one such constant to two calls of a closure
+    // without a copy: the second call then writes into what the first has freed (rust-lang/rust#155241).
+    #[inline(never)]
     pub fn new() -> Variant {
-        Variant::default()
+        Variant { constants: Vec::new(), quads: Vec::new() }
     }
 
     /// Adds `const name = value;`.
@@ -83,6 +86,12 @@ impl Variant {
             let _ = writeln!(out, "fn {low}_put(v: vec4<f32>) -> {name} {{ return {put}; }}");
         }
         out
+    }
+}
+
+impl Default for Variant {
+    fn default() -> Variant {
+        Variant::new()
     }
 }
 
@@ -200,7 +209,26 @@ pub(super) fn reflect(name: &str, source: &str, entry: &str) -> Reflection {
 
 #[cfg(test)]
 mod tests {
-    use super::reflect;
+    use super::{DType, Variant, reflect};
+
+    /// `cargo test --release --lib closure`: a dev build has it right whatever [`Variant::new`] looks like.
+    #[test]
+    fn a_closure_gets_a_fresh_variant_at_each_call() {
+        let wide = std::env::args().next().is_some();
+        let format = |variant: Variant| {
+            let (top, low) = if wide { (15, 32) } else { (8, 87) };
+            let variant = variant.constant("TOP", top).constant("LOW", low).constant("WIDE", wide.into());
+            variant
+                .constant("ONE", 1)
+                .constant("TWO", 2)
+                .quad("X", if wide { DType::F16 } else { DType::E4M3 })
+        };
+        let text = "TOP=15 LOW=32 WIDE=1 ONE=1 TWO=2 X=float16";
+        assert_eq!(format(Variant::new()).to_string(), text);
+        assert_eq!(format(Variant::new()).to_string(), text);
+        assert_eq!(format(Variant::default()).to_string(), text);
+        assert_eq!(format(Variant::default()).to_string(), text);
+    }
 
     #[test]
     fn each_entry_point_has_its_own_bindings() {
