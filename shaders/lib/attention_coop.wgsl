@@ -16,6 +16,8 @@ const TW = H16 + 1u;              // of a row of a tile: rows of an odd number m
 const APART = EDGE * TW;          // from fragment to fragment of a tile, across and along its rows
 const ALONG = EDGE / 8u;
 const CHUNKS = STEP * H16;        // of a tile
+// Keys and values that a cache holds beside the rest: 24 MiB.
+const ROWS_CACHED = (24u << 20u) / (H16 * 32u);
 const SW = 4u + SCORE_PAD;        // quads of a row of scores
 const PW = 4u + PROB_PAD;         // quads of a row of probabilities
 const NOTE = 4u;                  // the quad of a row of scores for what belongs to the row
@@ -42,8 +44,14 @@ struct Place {
   first: u32,
 }
 
+// Workgroups that run at a time are to find keys and values in the cache: tile after tile of all heads, but first of as many
+// sequences as it holds, then of the next ones.
 fn place(n: u32, heads: u32) -> Place {
-  return Place((n / heads) % p.batch, n % heads, n / (heads * p.batch) * SPAN);
+  let some = clamp(ROWS_CACHED / (p.kv_heads * p.padded), 1u, p.batch);
+  let before = n / (some * div_up(p.seq, SPAN) * heads) * some;
+  let m = n - before * div_up(p.seq, SPAN) * heads;
+  let here = min(some, p.batch - before);
+  return Place(before + m / heads % here, m % heads, m / (heads * here) * SPAN);
 }
 
 fn workgroups(heads: u32) -> u32 {

@@ -30,12 +30,13 @@ enum Values {
 /// Batch, positions, heads, key heads, elements of a head, block, documents: one position, primes, one past a tile,
 /// groups of 1 to 4 heads, blocks that cut tiles and ones larger than the sequence, every number of fragments.
 type Case = (usize, usize, usize, usize, usize, Option<usize>, bool, Values);
-const TABLE: [Case; 22] = [
+const TABLE: [Case; 23] = [
     (1, 1, 1, 1, 16, None, false, Values::Normal),
     (3, 2, 2, 1, 16, None, false, Values::Normal),
     (2, 17, 4, 1, 16, Some(4), true, Values::Normal),
     (1, 64, 3, 1, 16, None, false, Values::Normal),
     (2, 65, 4, 2, 16, None, true, Values::Normal),
+    (3, 65, 2, 1, 16, None, false, Values::Normal),
     (1, 259, 2, 2, 16, Some(100), false, Values::Normal),
     (1, 131, 2, 1, 32, None, false, Values::Normal),
     (2, 97, 2, 2, 32, Some(40), true, Values::Growing),
