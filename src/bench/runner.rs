@@ -40,7 +40,7 @@ pub type Run = Box<dyn Fn(&Gpu) -> Result<Vec<Tensor>>>;
 /// Compares a run's results with the reference.
 pub type Judge = Box<dyn Fn(&Gpu, &[Tensor]) -> Result<Check>>;
 
-/// How long to measure.
+/// How long to measure, and how large what rates are compared with is where no case is a copy or a product.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Before the first case, and after a pause: GPUs that have idled run slowly for seconds.
@@ -51,16 +51,34 @@ pub struct Settings {
     pub repetitions: usize,
     /// Least length of a repetition: as many runs as it takes.
     pub window: Duration,
+    /// Most bytes of a copy without a shape: one binding may hold less.
+    pub most_copied: usize,
+    /// M, K and N of the dense product.
+    pub product: usize,
 }
 
 impl Settings {
-    /// For an adapter: 2 s of warm-up on a GPU.
+    /// For an adapter: on a GPU 2 s of warm-up, a copy of up to 1 GiB and a product of 4096; on a software one 16 MiB and 256.
     pub fn of(gpu: &Gpu) -> Settings {
         let ms = Duration::from_millis;
-        if gpu.caps().software {
-            Settings { warm_up: ms(200), warm_up_again: ms(20), repetitions: 5, window: ms(20) }
-        } else {
-            Settings { warm_up: ms(2000), warm_up_again: ms(200), repetitions: 5, window: ms(40) }
+        let hardware = Settings {
+            warm_up: ms(2000),
+            warm_up_again: ms(200),
+            repetitions: 5,
+            window: ms(40),
+            most_copied: 1 << 30,
+            product: 4096,
+        };
+        if !gpu.caps().software {
+            return hardware;
+        }
+        Settings {
+            warm_up: ms(200),
+            warm_up_again: ms(20),
+            window: ms(20),
+            most_copied: 16 << 20,
+            product: 256,
+            ..hardware
         }
     }
 }

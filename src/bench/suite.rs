@@ -203,7 +203,7 @@ pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> 
         let defaults = op.shapes(gpu.caps().software).iter().map(ToString::to_string);
         let shapes = if plan.shapes.is_empty() { defaults.collect() } else { plan.shapes.clone() };
         if *op == Op::Copy && shapes.is_empty() {
-            runner.case(&memory::copy(gpu, copy_bytes(gpu))?)?;
+            runner.case(&memory::copy(gpu, copy_bytes(&runner))?)?;
         }
         if *op == Op::Step && plan.config.is_some() && plan.shapes.is_empty() {
             steps(&mut runner, plan, None)?;
@@ -216,7 +216,7 @@ pub fn run_with(gpu: &Gpu, plan: &Plan, settings: Settings) -> Result<Vec<Row>> 
     let has = |ops: &[Op]| plan.ops.iter().any(|o| ops.contains(o));
     let by_memory = plan.ops.iter().any(|o| o.is_bound_by_memory());
     let copy = match by_memory && !has(&[Op::Copy]) {
-        true => runner.measure_case(&memory::copy(gpu, copy_bytes(gpu))?)?.gbps.map(|g| g * 1e9),
+        true => runner.measure_case(&memory::copy(gpu, copy_bytes(&runner))?)?.gbps.map(|g| g * 1e9),
         false => None,
     };
     let needs_gemm = has(&[Op::Attention, Op::Linear, Op::Moe, Op::Step]) && !has(&[Op::Gemm, Op::Grouped]);
@@ -241,18 +241,17 @@ fn name_shape(error: Error, op: Op) -> Error {
     }
 }
 
-/// As much as one binding holds, up to 1 GiB; 16 MiB on a software adapter.
-fn copy_bytes(gpu: &Gpu) -> usize {
-    let caps = gpu.caps();
-    let most = if caps.software { 16 << 20 } else { 1 << 30 };
-    usize::try_from(caps.max_binding.min(caps.max_buffer)).unwrap_or(usize::MAX).min(most)
+/// As much as one binding holds, up to what the settings say.
+fn copy_bytes(runner: &Runner) -> usize {
+    let caps = runner.gpu().caps();
+    let limit = usize::try_from(caps.max_binding.min(caps.max_buffer)).unwrap_or(usize::MAX);
+    limit.min(runner.settings().most_copied)
 }
 
 /// Operations per second of a dense GEMM in bf16, the yardstick of runs that measure none.
 fn peak(runner: &mut Runner) -> Result<Option<f64>> {
     let gpu = runner.gpu().clone();
-    let size = if gpu.caps().software { 256 } else { 4096 };
-    let linear = Linear::new(&gpu, [size; 3], None, Precision::Bf16)?;
+    let linear = Linear::new(&gpu, [runner.settings().product; 3], None, Precision::Bf16)?;
     Ok(runner.measure_case(&linear.product(&gpu, Pass::Forward)?)?.tflops.map(|t| t * 1e12))
 }
 

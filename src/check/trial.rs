@@ -259,5 +259,5 @@ fn settings(gpu: &Gpu) -> Settings {
     let ms = Duration::from_millis;
     // The host has just made the operands, and a GPU that has idled runs slowly for a while.
     let warm_up = if gpu.caps().software { ms(5) } else { ms(500) };
-    Settings { warm_up, warm_up_again: warm_up, repetitions: 3, window: ms(15) }
+    Settings { warm_up, warm_up_again: warm_up, repetitions: 3, window: ms(15), ..Settings::of(gpu) }
 }

@@ -85,7 +85,11 @@ fn open(args: &BenchArgs, opts: &RunOptions) -> Result<Gpu> {
     Ok(gpu)
 }
 
-fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
+/// What `args` ask for.
+///
+/// # Errors
+/// Nothing that is named, options that do not go together or that the named ops do not have, a file of groups that is none.
+pub fn plan(args: &BenchArgs, overrides: &[String]) -> Result<Plan> {
     let ops = match (args.op.as_slice(), &args.suite) {
         ([], Some(_)) => Op::ALL.to_vec(),
         (named @ [_, ..], None) => named.iter().copied().map(library).collect(),
