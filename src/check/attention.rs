@@ -258,9 +258,9 @@ impl Operands {
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Operands, TABLE, Values};
-    use crate::gpu::{DeviceChoice, Gpu, Options};
-    use crate::ops::attention_coop::emulated::Emulation;
+    use super::{Case, NAMES, Operands, TABLE, Tensors, Values, op};
+    use crate::gpu::{DeviceChoice, Fragments, Gpu, MatrixUnits, Options};
+    use crate::ops::emulation::Emulation;
 
     #[test]
     fn a_wrong_element_is_found() {
@@ -286,6 +286,10 @@ mod tests {
         assert!(operands.unspoiled(&wrong).is_some());
     }
 
+    const OF_8: Fragments = Fragments { units: MatrixUnits::Coop8, lanes: 32, vary: false };
+    const OF_16: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 32, vary: false };
+    const OF_16_BY_64: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 64, vary: true };
+
     /// Heads and whether there are documents, which is what a kernel is compiled for. Two fragments of rows a subgroup; scores that
     /// grow, so that results are rescaled; the least workgroup memory.
     const QUICK: [(usize, bool); 3] = [(16, false), (32, true), (96, false)];
@@ -294,11 +298,14 @@ mod tests {
         (case.4, case.6)
     }
 
-    /// The cases of the table that `fits` leaves, on matrix units of 8x8 in emulation.
-    fn emulated(fits: impl Fn((usize, bool)) -> bool) {
-        let _emulation = Emulation::start();
+    fn gpu() -> Gpu {
         let options = Options { poison: true, ..Options::default() };
-        let gpu = Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter");
+        Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
+    }
+
+    /// The cases of the table that `fits` leaves, on `fragments` in emulation.
+    fn emulated(fragments: Fragments, fits: impl Fn((usize, bool)) -> bool) {
+        let (_emulation, gpu) = (Emulation::start(fragments), gpu());
         for case in TABLE.iter().filter(|case| fits(class(case))) {
             let outcome = Operands::new(*case).judge(&gpu).unwrap();
             assert_eq!((outcome.kernel.as_str(), outcome.error), ("coop", None), "{}", outcome.case);
@@ -307,23 +314,70 @@ mod tests {
 
     #[test]
     fn emulated_fragments_of_8_serve_heads_of_16() {
-        emulated(|class| class == QUICK[0]);
+        emulated(OF_8, |class| class == QUICK[0]);
     }
 
     #[test]
     fn emulated_fragments_of_8_serve_heads_of_32() {
-        emulated(|class| class == QUICK[1]);
+        emulated(OF_8, |class| class == QUICK[1]);
     }
 
     #[test]
     fn emulated_fragments_of_8_serve_heads_of_96() {
-        emulated(|class| class == QUICK[2]);
+        emulated(OF_8, |class| class == QUICK[2]);
     }
 
-    /// `cargo test --lib emulated_fragments_of_8 -- --ignored`: 50 s on one core.
+    #[test]
+    fn emulated_fragments_of_16_by_64_lanes_serve_heads_of_32() {
+        emulated(OF_16_BY_64, |class| class == QUICK[1]);
+    }
+
+    #[test]
+    fn emulated_fragments_of_16_by_64_lanes_serve_heads_of_96() {
+        emulated(OF_16_BY_64, |class| class == QUICK[2]);
+    }
+
+    /// `cargo test --lib check::attention::tests::emulated -- --ignored`: a minute on one core for each kind of fragments.
     #[test]
     #[ignore = "a minute on a software adapter, nearly all of it compiling"]
     fn emulated_fragments_of_8_serve_all_heads() {
-        emulated(|class| !QUICK.contains(&class));
+        emulated(OF_8, |class| !QUICK.contains(&class));
+    }
+
+    /// As above.
+    #[test]
+    #[ignore = "as above"]
+    fn emulated_fragments_of_16_by_64_lanes_serve_all_heads() {
+        emulated(OF_16_BY_64, |class| !QUICK[1..].contains(&class));
+    }
+
+    /// As above.
+    #[test]
+    #[ignore = "as above"]
+    fn emulated_fragments_of_16_serve_all_heads() {
+        emulated(OF_16, |_| true);
+    }
+
+    /// `cargo test --lib results_are_nan_in -- --ignored`: 10 s on one core with those of `check::gemm`.
+    #[test]
+    #[ignore = "four more kernels to compile"]
+    fn results_are_nan_in_subgroups_of_another_width() {
+        let gpu = gpu();
+        for case in TABLE.iter().filter(|case| class(case) == QUICK[1]) {
+            let operands = Operands::new(*case);
+            let (Tensors { q, k, v, d_out, docs }, shape) = (operands.tensors(&gpu).unwrap(), operands.shape);
+            let forward = || op::forward(&gpu, &q, &k, &v, shape, docs.as_ref()).unwrap();
+            // Backward has numbers to start from: a driver may choose a width for each kernel.
+            let right = Emulation::start(OF_16_BY_64);
+            let (out, lse) = forward();
+            drop(right);
+            let _emulation = Emulation::of_width(OF_16_BY_64, 32);
+            let (d_q, d_k, d_v) =
+                op::backward(&gpu, &d_out, &q, &k, &v, &out, &lse, shape, docs.as_ref()).unwrap();
+            let (out, lse) = forward();
+            for (name, result) in NAMES.iter().zip([out, lse, d_q, d_k, d_v]) {
+                assert!(result.to_f32(&gpu).unwrap().iter().all(|v| v.is_nan()), "{name} of {case:?}");
+            }
+        }
     }
 }

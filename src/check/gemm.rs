@@ -303,3 +303,84 @@ pub(super) fn bound(dtype: DType, length: usize, want: f64, sum: f64) -> f64 {
     let half_unit = if dtype == DType::BF16 { bf16_ulp(want) / 2.0 } else { want.abs() * 2f64.powi(-24) };
     2.0 * f32_sum + half_unit * (1.0 + 1e-9)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Case, Form, Outcome, cases};
+    use crate::check::data::Codes;
+    use crate::check::sums::sums;
+    use crate::gpu::{DeviceChoice, Fragments, Gpu, MatrixUnits, Options};
+    use crate::ops::emulation::Emulation;
+
+    const OF_8: Fragments = Fragments { units: MatrixUnits::Coop8, lanes: 32, vary: false };
+    const OF_16: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 32, vary: false };
+    const OF_16_BY_64: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 64, vary: true };
+
+    fn gpu() -> Gpu {
+        let options = Options { poison: true, ..Options::default() };
+        Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
+    }
+
+    fn is_right(outcome: &Outcome) {
+        assert_eq!((outcome.kernel.as_str(), &outcome.error), ("coop", &None), "{}", outcome.case);
+    }
+
+    /// Two of the table, which differ in what groups own, in their operands, results and what is added.
+    fn quick(case: &Case<'_>) -> bool {
+        match case.dims {
+            [310, 132, 96] => case.form == Form::Nn && case.codes == Codes::E5m2,
+            [200, 272, 64] => case.form == Form::Tn && case.codes == Codes::WideRows,
+            _ => false,
+        }
+    }
+
+    /// The table on `fragments` in emulation.
+    fn table(fragments: Fragments) {
+        let (_emulation, gpu) = (Emulation::start(fragments), gpu());
+        cases().iter().for_each(|case| is_right(&case.run(&gpu).unwrap()));
+        sums(&gpu).unwrap().iter().for_each(is_right);
+    }
+
+    #[test]
+    fn emulated_fragments_of_16_by_64_lanes_serve_two_forms() {
+        let (_emulation, gpu) = (Emulation::start(OF_16_BY_64), gpu());
+        let all = cases();
+        let outcomes: Vec<_> = all.iter().filter(|c| quick(c)).map(|c| c.run(&gpu).unwrap()).collect();
+        assert_eq!(outcomes.len(), 2);
+        outcomes.iter().for_each(is_right);
+    }
+
+    /// `cargo test --lib check::gemm::tests::emulated -- --ignored`: six minutes on one core for each kind of fragments.
+    #[test]
+    #[ignore = "six minutes on a software adapter"]
+    fn emulated_fragments_of_16_by_64_lanes_serve_all() {
+        table(OF_16_BY_64);
+    }
+
+    /// As above.
+    #[test]
+    #[ignore = "six minutes on a software adapter"]
+    fn emulated_fragments_of_16_serve_all() {
+        table(OF_16);
+    }
+
+    /// As above.
+    #[test]
+    #[ignore = "six minutes on a software adapter"]
+    fn emulated_fragments_of_8_serve_all() {
+        table(OF_8);
+    }
+
+    /// `cargo test --lib results_are_nan_in -- --ignored`: 10 s on one core with those of `check::attention`.
+    #[test]
+    #[ignore = "two more kernels to compile"]
+    fn results_are_nan_in_subgroups_of_another_width() {
+        let (_emulation, gpu) = (Emulation::of_width(OF_16_BY_64, 32), gpu());
+        for case in cases().iter().filter(|c| quick(c)) {
+            let error = case.run(&gpu).unwrap().error.expect("an error");
+            let (wrong, rest) = error.split_once(" of ").expect("how many are wrong");
+            let all = rest.starts_with(&format!("{wrong} elements"));
+            assert!(all && error.contains("got NaN"), "{error}");
+        }
+    }
+}

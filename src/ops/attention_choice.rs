@@ -46,7 +46,7 @@ const SHORT: usize = 16;
 
 fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     #[cfg(test)]
-    if attention_coop::emulated::units().is_some() {
+    if super::emulation::fragments().is_some() {
         return Ok(());
     }
     let caps = gpu.caps();
@@ -88,7 +88,7 @@ impl Call for Attention {
 
     fn named(gpu: &Gpu) -> Option<GemmKernel> {
         #[cfg(test)]
-        if attention_coop::emulated::units().is_some() {
+        if super::emulation::fragments().is_some() {
             return Some(GemmKernel::Coop);
         }
         gpu.options().kernel

@@ -194,7 +194,7 @@ impl<'a> Call<'a> {
         let span = tile(kernel, s.head_dim).span(fragments.units);
         let groups = s.seq.div_ceil(span) * s.batch * heads;
         #[cfg(test)]
-        let kernel = &emulated::kernel(*kernel);
+        let (kernel, variant) = (&emulated::kernel(*kernel), super::emulation::told(variant));
         gpu.dispatch(kernel, &variant, &params, bindings, groups as u32)
     }
 }
@@ -205,8 +205,8 @@ impl<'a> Call<'a> {
 /// Without matrix units: [`can_run`] was to be asked.
 fn fragments(caps: &Caps) -> Fragments {
     #[cfg(test)]
-    if let Some(units) = emulated::units() {
-        return Fragments { units, lanes: 32, vary: false };
+    if let Some(fragments) = super::emulation::fragments() {
+        return fragments;
     }
     caps.fragments().expect("matrix units")
 }
@@ -297,7 +297,7 @@ pub(super) fn kernels() -> Vec<(Kernel, Variant)> {
     all
 }
 
-pub(crate) mod emulated;
+mod emulated;
 
 #[cfg(test)]
 mod tests {

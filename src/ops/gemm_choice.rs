@@ -68,6 +68,10 @@ fn narrow_pays(gpu: &Gpu, _: &Product) -> Result<(), &'static str> {
 
 fn coop_can_run(gpu: &Gpu, product: &Product) -> Result<(), &'static str> {
     let (caps, [a, b]) = (gpu.caps(), product.operands);
+    #[cfg(test)]
+    if super::emulation::fragments().is_some() && gemm_coop::can_run(&caps, a, b) {
+        return Ok(());
+    }
     match () {
         () if gpu.options().no_coop => Err("--no-coop"),
         () if caps.coop.is_none() => Err("no matrix units that moe8 can use"),
@@ -183,6 +187,10 @@ impl Call for Product {
     }
 
     fn named(gpu: &Gpu) -> Option<GemmKernel> {
+        #[cfg(test)]
+        if super::emulation::fragments().is_some() {
+            return Some(GemmKernel::Coop);
+        }
         gpu.options().kernel
     }
 

@@ -31,13 +31,13 @@ const SHORT: usize = 1024;
 
 const MAIN: Kernel = Kernel { name: "gemm_coop.main", text: TEXT, entry: "main" };
 
-/// The matrix units, and the subgroups that share a fragment.
-fn fragments(caps: &Caps) -> Fragments {
+/// The matrix units, and the subgroups that share a fragment, if there are some.
+fn fragments(caps: &Caps) -> Option<Fragments> {
     #[cfg(test)]
-    if let Some(units) = emulated::units() {
-        return Fragments { units, lanes: 32, vary: false };
+    if let Some(fragments) = super::emulation::fragments() {
+        return Some(fragments);
     }
-    caps.fragments().expect("matrix units")
+    caps.fragments()
 }
 
 /// Edge of the tile that one workgroup computes: 2 x 2 subgroups of 4 x 4 fragments.
@@ -45,7 +45,7 @@ fn fragments(caps: &Caps) -> Fragments {
 /// # Panics
 /// Without matrix units: [`can_run`] was to be asked.
 pub(super) fn tile(caps: &Caps) -> usize {
-    8 * fragments(caps).units.edge() as usize
+    8 * fragments(caps).expect("matrix units").units.edge() as usize
 }
 
 /// What the form `entry` contracts of both operands; a stack of gradients lies as weights do.
@@ -60,7 +60,7 @@ pub(super) fn contractions<'a>(entry: &str, stack: usize, offs: Option<&'a Tenso
 
 /// Whether the kernel can compute a product of these operands here.
 pub(super) fn can_run(caps: &Caps, a: DType, b: DType) -> bool {
-    caps.coop.is_some()
+    fragments(caps).is_some()
         && matches!(
             (a, b),
             (DType::E4M3 | DType::E5M2, DType::E4M3) | (DType::F16, DType::F16) | (DType::BF16, DType::BF16)
@@ -123,10 +123,10 @@ pub(super) fn kernel(
     flags: Flags,
     caps: &Caps,
 ) -> (Kernel, Variant) {
-    let variant = variant([entry == "tn", short], kinds, flags, fragments(caps));
+    let variant = variant([entry == "tn", short], kinds, flags, fragments(caps).expect("matrix units"));
     #[cfg(test)]
     if let Some(kernel) = emulated::kernel() {
-        return (kernel, variant);
+        return (kernel, super::emulation::told(variant));
     }
     (MAIN, variant)
 }

@@ -13,6 +13,7 @@ pub mod cross_entropy;
 pub mod dispatch;
 pub mod elementwise;
 pub mod embedding;
+pub(crate) mod emulation;
 pub mod expert_bias;
 pub mod fp8_linear;
 pub mod gemm;

@@ -1,4 +1,4 @@
-//! The kernels' texts with fragments of 8 x 8 emulated, so that any adapter can run everything else in them: tiles, masks, places in
+//! The kernels' texts with their fragments emulated, so that any adapter can run everything else in them: tiles, masks, places in
 //! memory, rescaling. The self-test's table judges them, see the tests of `check::attention`.
 //!
 //! A software adapter's compiler decides how: with fragments in memory and blocks of text as loops it takes seconds for a kernel, with
@@ -6,21 +6,19 @@
 #![cfg(test)]
 
 use super::{BACKWARD_TEXT, FORWARD_TEXT};
-use crate::gpu::{Kernel, MatrixUnits};
-use std::cell::Cell;
+use crate::gpu::Kernel;
+use crate::ops::emulation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-thread_local! {
-    static EMULATE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Of an operand A a lane has row `7 - lane / 4`, of B columns `lane % 4 * 2` and the next, of C where they meet. They lie in arrays of
-/// its own, a fragment's name being its number there. To the kernels a lane is one of row `lane / 4`: were it the same row, a barrier
-/// that is missing would not show. What lanes of a subgroup do together goes through memory of the whole workgroup, which waits more
+/// Of an operand A a lane has row `EDGE - 1 - lane / PER`, of B the COLS columns from `lane % PER * COLS` on, of C where they meet. They
+/// lie in arrays of its own, a fragment's name being its number there. To the kernels a lane is one of row `lane / PER`: were it the same
+/// row, a barrier that is missing would not show. What lanes of a subgroup do together goes through memory of the whole workgroup, which waits more
 /// often than the kernels do. Loops have a bound that compilers do not see, so that they stay loops.
 const FRAGMENTS: &str = "
+const COLS = EDGE / PER;
+const UNIT_OF_STRIDE = 4u / QUAD; // in scalars
 var<private> emu_li: u32;
 var<workgroup> emu_lanes: array<f32, THREADS>;
 // Whether the subgroup takes part in the round, and whether its results are to be rescaled.
@@ -35,21 +33,24 @@ fn emu_one() -> u32 {
   return 1u + (p.batch >> 31u);
 }
 fn emu_row() -> u32 {
-  return 7u - emu_li % LANES / 4u;
+  return EDGE - 1u - emu_li % LANES / PER;
+}
+fn emu_col() -> u32 {
+  return emu_li % PER * COLS;
 }
 fn emu_zero(c: u32) {
-  emu_c[c * 2u] = 0.0;
-  emu_c[c * 2u + 1u] = 0.0;
+  for (var n = 0u; n < COLS * emu_one(); n++) {
+    emu_c[c * COLS + n] = 0.0;
+  }
 }
 fn emu_mad(a: u32, b: u32, c: u32) {
-  var x = emu_c[c * 2u];
-  var y = emu_c[c * 2u + 1u];
-  for (var k = 0u; k < 8u * emu_one(); k++) {
-    x += emu_a[a * 8u + k] * emu_b[b * 16u + k * 2u];
-    y += emu_a[a * 8u + k] * emu_b[b * 16u + k * 2u + 1u];
+  for (var n = 0u; n < COLS * emu_one(); n++) {
+    var sum = emu_c[c * COLS + n];
+    for (var k = 0u; k < EDGE * emu_one(); k++) {
+      sum += emu_a[a * EDGE + k] * emu_b[(b * EDGE + k) * COLS + n];
+    }
+    emu_c[c * COLS + n] = sum;
   }
-  emu_c[c * 2u] = x;
-  emu_c[c * 2u + 1u] = y;
 }
 fn emu_shuffle(v: f32, other: u32) -> f32 {
   emu_lanes[emu_li] = v;
@@ -71,19 +72,45 @@ fn emu_any(mine: bool) -> bool {
   return any;
 }
 fn emu_store_scores(c: u32, at: u32, stride: u32) {
-  for (var n = 0u; n < 2u * emu_one(); n++) {
-    let to = emu_row() * stride + emu_li % 4u * 2u + n;
-    scores[at + to / 4u][to % 4u] = emu_c[c * 2u + n];
+  for (var n = 0u; n < COLS * emu_one(); n++) {
+    let to = emu_row() * stride * UNIT_OF_STRIDE + emu_col() + n;
+    scores[at + to / 4u][to % 4u] = emu_c[c * COLS + n];
   }
 }
+fn emu_halves(v: vec4<f32>) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(pack2x16float(v.xy)), unpack2x16float(pack2x16float(v.zw)));
+}
+fn emu_h8(a: vec4<f32>, b: vec4<f32>) -> H8 {
+  return H8(a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w);
+}
+";
+
+/// Places of which there are two with fragments of 8 x 8, by the loops' counters.
+const PLACES: &str = "
+//!repeat y EDGE16
+//!let OWN_G own0
+//!let OWN_H own0
+//!let OWN_P own_p0
+//!end
+//!repeat y EDGE8
+//!let OWN_G select(own0, own1, g_ == 1u)
+//!let OWN_H select(own0, own1, h_ == 1u)
+//!let OWN_P select(own_p0, own_p1, g_ == 1u)
+//!end
 ";
 
 /// What a line says other than the kernel's. Halves are floats, rounded where the kernel rounds. Where a subgroup would go on while
 /// others do not, it waits: rounds that it leaves out are masked, results that it does not rescale are multiplied by 1.
-const WORDS: [(&str, &str); 24] = [
+const WORDS: [(&str, &str); 32] = [
     ("alias FragmentA = coop_mat8x8<f16, A>;", ""),
     ("alias FragmentB = coop_mat8x8<f16, B>;", ""),
     ("alias FragmentC = coop_mat8x8<f32, C>;", ""),
+    ("alias FragmentA = coop_mat16x16<f16, A>;", ""),
+    ("alias FragmentB = coop_mat16x16<f16, B>;", ""),
+    ("alias FragmentC = coop_mat16x16<f32, C>;", ""),
+    ("struct H8 { x: vec4<f16>, y: vec4<f16> }", "alias H8 = array<f32, 8>;"),
+    ("//!let H8_PUT H8", "//!let H8_PUT emu_h8"),
+    ("//!let H4_PUT vec4<f16>", "//!let H4_PUT emu_halves"),
     ("struct F4 { x: f32, y: f32, z: f32, w: f32 }", "alias F4 = array<f32, 4>;"),
     ("struct H4 { x: f16, y: f16, z: f16, w: f16 }", "alias H4 = array<f32, 4>;"),
     (
@@ -92,13 +119,12 @@ const WORDS: [(&str, &str); 24] = [
     ),
     ("vec4<f32>(q.x, q.y, q.z, q.w)", "vec4<f32>(q[0], q[1], q[2], q[3])"),
     (" + NOTE].x", " + NOTE][0]"),
-    (
-        "let h = vec4<f16>(v);",
-        "let h = vec4<f32>(unpack2x16float(pack2x16float(v.xy)), unpack2x16float(pack2x16float(v.zw)));",
-    ),
+    ("let h = vec4<f16>(v);", "let h = emu_halves(v);"),
     ("<f16>", "<f32>"),
     ("24u << 20u", "1u << 14u"), // a cache of a sequence or two
     ("subgroupBarrier()", "workgroupBarrier()"),
+    ("@builtin(subgroup_size) lanes: u32,", ""),
+    ("as_wide(lanes)", "as_wide(WIDTH)"),
     ("subgroupShuffleXor(", "emu_shuffle("),
     ("subgroupAny(", "emu_any("),
     (
@@ -110,9 +136,9 @@ const WORDS: [(&str, &str); 24] = [
     ("return DOCS == 1u || ", "return !emu_takes || DOCS == 1u || "),
     ("return keys <=", "return vec4<bool>(emu_takes) & keys <="),
     ("return queries >=", "return vec4<bool>(emu_takes) & queries >="),
-    ("own$g", "select(own0, own1, g_ == 1u)"),
-    ("own$h", "select(own0, own1, h_ == 1u)"),
-    ("own_p$g", "select(own_p0, own_p1, g_ == 1u)"),
+    ("own$g", "$OWN_G"),
+    ("own$h", "$OWN_H"),
+    ("own_p$g", "$OWN_P"),
     ("  let lane = li % LANES;", "  let lane = li % LANES;\n  emu_li = li;"),
 ];
 
@@ -147,8 +173,8 @@ fn number(fragment: &str, kind: char) -> String {
     };
     match (kind, indices) {
         ('B', _) => format!("emu_at_{name}"),
-        (_, "$i_$d_$h") => format!("emu_at_{name} + ($iu * DF + d_) * 2u + h_"),
-        (_, "$i_$g") => format!("emu_at_{name} + $iu * 2u + g_"),
+        (_, "$i_$d_$h") => format!("emu_at_{name} + ($iu * DF + d_) * PIECES + h_"),
+        (_, "$i_$g") => format!("emu_at_{name} + $iu * PIECES + g_"),
         _ => panic!("{fragment}: what number?"),
     }
 }
@@ -202,19 +228,18 @@ fn loader(how: &str, memory: &str) -> String {
         }
         _ => format!("{memory}[at + n / 4u][n % 4u]"),
     };
-    let (row, col) = ("emu_row()", "(emu_li % 4u * 2u + e % 2u)");
-    let (array, each, n) = match how {
-        "TA" => ("emu_a", 8, format!("{row} * stride + e")),
-        "B" => ("emu_b", 16, format!("{col} * stride + e / 2u")),
-        "TB" => ("emu_b", 16, format!("e / 2u * stride + {col}")),
-        "TC" => ("emu_c", 2, format!("{row} * stride + {col}")),
+    let (array, each, row, col) = match how {
+        "TA" => ("emu_a", "EDGE", "emu_row()", "e"),
+        "B" => ("emu_b", "(EDGE * COLS)", "(emu_col() + e % COLS)", "e / COLS"),
+        "TB" => ("emu_b", "(EDGE * COLS)", "(e / COLS)", "emu_col() + e % COLS"),
+        "TC" => ("emu_c", "COLS", "emu_row()", "emu_col() + e"),
         _ => panic!("{how}: a way to load that the kernels did not use"),
     };
     format!(
         "fn emu_{how}_{memory}(fragment: u32, at: u32, stride: u32) {{
-  for (var e = 0u; e < {each}u * emu_one(); e++) {{
-    let n = {n};
-    {array}[fragment * {each}u + e] = {value};
+  for (var e = 0u; e < {each} * emu_one(); e++) {{
+    let n = {row} * stride * UNIT_OF_STRIDE + {col};
+    {array}[fragment * {each} + e] = {value};
   }}
 }}\n"
     )
@@ -223,14 +248,15 @@ fn loader(how: &str, memory: &str) -> String {
 /// Where fragments lie: of every name of A and C those of all rows and all elements of a head.
 fn homes(names: &Names) -> String {
     let mut out = String::new();
+    let many = "PIECES * RF * DF";
     for (kind, array, each, size) in
-        [('A', "emu_a", "2u * RF * DF", 8), ('B', "emu_b", "1u", 16), ('C', "emu_c", "2u * RF * DF", 2)]
+        [('A', "emu_a", many, "EDGE"), ('B', "emu_b", "1u", "EDGE * COLS"), ('C', "emu_c", many, "COLS")]
     {
         let of_kind: Vec<_> = names.fragments.iter().filter(|(_, k)| **k == kind).collect();
         for (i, (name, _)) in of_kind.iter().enumerate() {
             let _ = writeln!(out, "const emu_at_{name} = {i}u * {each};");
         }
-        let _ = writeln!(out, "var<private> {array}: array<f32, {}u * {each} * {size}u>;", of_kind.len());
+        let _ = writeln!(out, "var<private> {array}: array<f32, {}u * {each} * {size}>;", of_kind.len());
     }
     out
 }
@@ -252,7 +278,7 @@ fn looped(line: String, blocks: &mut Vec<bool>) -> String {
 }
 
 fn emulate(text: &str) -> String {
-    let (mut names, mut out, mut blocks) = (Names::default(), String::new(), Vec::new());
+    let (mut names, mut out, mut blocks) = (Names::default(), PLACES.to_owned(), Vec::new());
     for line in text.lines().filter(|line| !line.starts_with("enable ")) {
         let mut line = WORDS.iter().fold(line.to_owned(), |line, (from, to)| line.replace(from, to));
         for name in OPERANDS {
@@ -275,32 +301,10 @@ static BACKWARD: LazyLock<String> = LazyLock::new(|| emulate(BACKWARD_TEXT));
 
 /// What stands in for `kernel` where this thread asked for it.
 pub(super) fn kernel(kernel: Kernel) -> Kernel {
-    match units() {
+    match emulation::fragments() {
         None => kernel,
         Some(_) if kernel.entry == "forward" => Kernel { text: FORWARD.as_str(), ..kernel },
         Some(_) => Kernel { text: BACKWARD.as_str(), ..kernel },
-    }
-}
-
-/// The matrix units that this thread emulates.
-pub(in crate::ops) fn units() -> Option<MatrixUnits> {
-    EMULATE.get().then_some(MatrixUnits::Coop8)
-}
-
-/// While it lives, this thread has matrix units of 8 x 8 for attention.
-pub(crate) struct Emulation(());
-
-impl Emulation {
-    /// From now on.
-    pub(crate) fn start() -> Emulation {
-        EMULATE.set(true);
-        Emulation(())
-    }
-}
-
-impl Drop for Emulation {
-    fn drop(&mut self) {
-        EMULATE.set(false);
     }
 }
 
