@@ -165,10 +165,10 @@ impl Pass {
     }
 
     /// The passes behind the tops of `chunks` chunks in so many groups, for casts in `tiles` tiles one below the other. Offsets may
-    /// well put half of all rows into one group.
-    fn casts([chunks, groups, tiles, units]: [usize; 4], ragged: bool) -> &'static [Pass] {
+    /// well put half of all rows into one group. Not into rows of codes: 154 us instead of 147 for both axes of 16384 x 5120 in 8 groups.
+    fn casts([chunks, groups, tiles, units]: [usize; 4], ragged: bool, order: Order) -> &'static [Pass] {
         let of_group = if ragged && groups > 1 { chunks / 2 } else { chunks / groups.max(1) };
-        if tiles * of_group * units * UNIT_BYTES > TOPS_AGAIN {
+        if order == Order::Panels && tiles * of_group * units * UNIT_BYTES > TOPS_AGAIN {
             return &[Pass::Descales, Pass::Cast { merged: false }];
         }
         &[Pass::Cast { merged: true }]
@@ -257,7 +257,7 @@ pub(super) fn columns(
     let shape = Shape::columns(x.rows(), units(x), most_units(gpu), dtype, order);
     let shape = Shape { chunk: tops.map_or(shape.chunk, |tops| tops.chunk), ..shape };
     let [chunks, tiles] = [shape.chunk, shape.cast].map(|height| groups.chunks(x, height));
-    let passes = Pass::casts([chunks, groups.count, tiles, units(x)], groups.offs.is_some());
+    let passes = Pass::casts([chunks, groups.count, tiles, units(x)], groups.offs.is_some(), order);
     run(gpu, x, groups, tops, (dtype, order), (shape, passes))
 }
 

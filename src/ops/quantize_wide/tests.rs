@@ -81,7 +81,8 @@ fn descales_are_made_first_where_tops_are_many() {
         (16384, 1, 256, false, MERGED),
     ] {
         let (chunks, tiles) = (rows / 32, rows / 256 + groups - 1);
-        let got = Pass::casts([chunks, groups, tiles, cols / super::UNIT], ragged);
-        assert_eq!(got, want, "{rows} rows in {groups} groups x {cols}, by offsets: {ragged}");
+        let sizes = [chunks, groups, tiles, cols / super::UNIT];
+        let got = [Order::Panels, Order::Rows].map(|order| Pass::casts(sizes, ragged, order));
+        assert_eq!(got, [want, MERGED], "{rows} rows in {groups} groups x {cols}, by offsets: {ragged}");
     }
 }
