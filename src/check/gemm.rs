@@ -350,23 +350,23 @@ mod tests {
         outcomes.iter().for_each(is_right);
     }
 
-    /// `cargo test --lib check::gemm::tests::emulated -- --ignored`: six minutes on one core for each kind of fragments.
+    /// `cargo test --lib check::gemm::tests::emulated -- --ignored`: seven minutes on one core for each kind of fragments.
     #[test]
-    #[ignore = "six minutes on a software adapter"]
+    #[ignore = "seven minutes on a software adapter"]
     fn emulated_fragments_of_16_by_64_lanes_serve_all() {
         table(OF_16_BY_64);
     }
 
     /// As above.
     #[test]
-    #[ignore = "six minutes on a software adapter"]
+    #[ignore = "seven minutes on a software adapter"]
     fn emulated_fragments_of_16_serve_all() {
         table(OF_16);
     }
 
     /// As above.
     #[test]
-    #[ignore = "six minutes on a software adapter"]
+    #[ignore = "seven minutes on a software adapter"]
     fn emulated_fragments_of_8_serve_all() {
         table(OF_8);
     }
