@@ -109,7 +109,7 @@ fn judge(got: &[f32], want: &[f32]) -> std::result::Result<(), String> {
     }
 }
 
-/// Whether floats become halves by rounding to nearest even, down to the smallest subnormal.
+/// Whether floats become halves by rounding to nearest even, down to the smallest subnormal, and keep their sign.
 ///
 /// # Errors
 /// What the device reported.
@@ -120,7 +120,9 @@ pub(super) fn packs_exactly(gpu: &Gpu) -> Result<bool> {
     let params = Pairs { count: pairs as u32 };
     let kernel = (HALVES, Variant::new());
     let got = launch(gpu, kernel, &params, &[bytes], (size, pairs.div_ceil(64) as u32))?;
-    Ok(got.chunks_exact(2).zip(&values).all(|(h, x)| f16::from_le_bytes([h[0], h[1]]) == f16::from_f32(*x)))
+    // Bits, since a zero has a sign, and so has its code.
+    let same = |(h, x): (&[u8], &f32)| u16::from_le_bytes([h[0], h[1]]) == f16::from_f32(*x).to_bits();
+    Ok(got.chunks_exact(2).zip(&values).all(same))
 }
 
 /// Every half's neighbourhood in every second binade, of both signs: itself, the tie above it, and a float to either side of that.
@@ -169,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Drivers that round toward zero, away at ties, or lose subnormals are found out.
+    /// Drivers that round toward zero, away at ties, or lose subnormals or the sign of zero are found out.
     #[test]
     fn floats_tell_ways_of_rounding_apart() {
         let even = |x: f32| f16::from_f32(x).to_bits();
@@ -179,8 +181,9 @@ mod tests {
         };
         let away = |x: f32| even(f32::from_bits(x.to_bits() + 1));
         let flushed = |x: f32| if x.abs() < 2f32.powi(-14) { even(x) & 0x8000 } else { even(x) };
+        let unsigned = |x: f32| if even(x) == 0x8000 { 0 } else { even(x) };
         let differ = |other: &dyn Fn(f32) -> u16| floats().iter().any(|x| even(*x) != other(*x));
-        assert!(differ(&toward_zero) && differ(&away) && differ(&flushed));
+        assert!(differ(&toward_zero) && differ(&away) && differ(&flushed) && differ(&unsigned));
         assert!(floats().iter().all(|x| f16::from_f32(*x).is_finite()));
     }
 
