@@ -219,7 +219,7 @@ impl Gpu {
     /// (without them from here on if not), how floats become halves. Software adapters are known.
     fn probe(&mut self) {
         let mut caps = self.caps();
-        if let Some(units) = caps.coop.filter(|units| caps.subgroups_vary || *units == MatrixUnits::Coop8) {
+        if let Some(units) = probe::unproven(&caps) {
             match self.lanes(units) {
                 Ok(lanes) => caps.subgroup_max = lanes,
                 Err(why) => {

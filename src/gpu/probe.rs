@@ -7,7 +7,7 @@
 //!
 //! Halves: whether `pack2x16float` rounds to nearest even and keeps subnormals, which WGSL leaves open and drivers do differently.
 
-use super::{Access, Binding, Fragments, Gpu, Kernel, MatrixUnits, Variant};
+use super::{Access, Binding, Caps, Fragments, Gpu, Kernel, MatrixUnits, Variant};
 use crate::{Error, Result};
 use half::f16;
 
@@ -53,6 +53,12 @@ fn launch<P: super::Params>(
     bindings.push(Binding { buffer: out.clone(), offset: 0, size, access: Access::Write });
     gpu.dispatch(&kernel, &variant, params, &bindings, groups)?;
     gpu.download(&out, 0, size)
+}
+
+/// The matrix units that are to be tried: all but those of 16x16x16 that subgroups of 32 lanes share, on which the kernels have run.
+pub(super) fn unproven(caps: &Caps) -> Option<MatrixUnits> {
+    let usual = caps.subgroup_max == 32 && !caps.subgroups_vary;
+    caps.coop.filter(|units| !usual || *units != MatrixUnits::Coop16)
 }
 
 /// Multiplies a few numbers on these matrix units of `gpu`, in subgroups of `lanes`.
@@ -142,9 +148,26 @@ fn floats() -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SUBGROUPS, expected, floats, judge, operands, packs_exactly};
-    use crate::gpu::{DeviceChoice, Gpu};
+    use super::{SUBGROUPS, expected, floats, judge, operands, packs_exactly, unproven};
+    use crate::gpu::{Caps, DeviceChoice, Gpu, MatrixUnits};
     use half::f16;
+
+    #[test]
+    fn units_that_have_not_run_are_tried() {
+        let known = Gpu::open(&DeviceChoice::from_env()).expect("an adapter").caps();
+        let [of_8, of_16] = [Some(MatrixUnits::Coop8), Some(MatrixUnits::Coop16)];
+        for (coop, lanes, vary, tried) in [
+            (of_16, 32, false, false),
+            (of_16, 64, false, true),
+            (of_16, 64, true, true),
+            (of_8, 32, false, true),
+            (None, 64, true, false),
+        ] {
+            let caps = Caps { coop, subgroup_max: lanes, subgroups_vary: vary, ..known };
+            let want = if tried { coop } else { None };
+            assert_eq!(unproven(&caps), want, "{coop:?}, {lanes} lanes, two widths: {vary}");
+        }
+    }
 
     #[test]
     fn the_numbers_tell_faults_apart() {
