@@ -231,9 +231,25 @@ impl Gpu {
                 }
             }
         }
-        caps.exact_halves = self.options().treat_as_hardware
-            || (!caps.software && probe::packs_exactly(self).unwrap_or(false));
+        caps.exact_halves = self.options().treat_as_hardware || (!caps.software && self.packs_exactly());
         Arc::get_mut(&mut self.0).expect("no clone of it yet").caps = caps;
+    }
+
+    fn packs_exactly(&self) -> bool {
+        probe::packs_exactly(self).unwrap_or_else(|why| {
+            log::warn!("{} rounds to halves in ways unknown, fp8 codes are made without: {why}", self.name());
+            false
+        })
+    }
+
+    /// This adapter, said to round to halves otherwise than to nearest even.
+    ///
+    /// # Panics
+    /// When it has been cloned.
+    #[cfg(test)]
+    pub(crate) fn with_inexact_halves(mut self) -> Gpu {
+        Arc::get_mut(&mut self.0).expect("no clone of it yet").caps.exact_halves = false;
+        self
     }
 
     /// How many lanes a subgroup has that multiplies on these units. The most first: kernels for fewer are not safe to try there.

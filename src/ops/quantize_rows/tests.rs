@@ -6,7 +6,7 @@ use crate::num::rng::Stream;
 use crate::num::{DType, bf16};
 use crate::ops::dispatch::{self, Plan};
 use crate::ops::panels::{Codes, Contraction, Order};
-use crate::ops::quantize::{self, Quantized, Ready, Wish};
+use crate::ops::quantize::{self, Quantized, Ready, Wish, oracle};
 use crate::ops::quantize_choice::Axes;
 use crate::ops::quantize_wide::Groups;
 use crate::ops::rmsnorm::{self, Norm};
@@ -201,4 +201,20 @@ fn normed_rows_that_do_not_fit_are_left() {
         assert!(ready.rows.is_none() && ready.tops.is_none(), "{cols} columns in groups {ends:?}");
         assert!(fused == norm(&gpu, &x, None, None).0);
     }
+}
+
+/// Where a driver's halves are not exact, the codes come from the exact encoder: of rows, and of the columns of short and long groups.
+#[test]
+fn codes_do_not_depend_on_the_drivers_halves() {
+    let [exact, inexact] = [gpu(), gpu().with_inexact_halves()];
+    for shape in [[70, 72], [1100, 24]] {
+        let [(rows, columns), (other_rows, other_columns)] = [&exact, &inexact].map(|gpu| {
+            let x = values(gpu, "x", &shape);
+            quantize::both_axes(gpu, &x, Groups::of_rows(None), DType::E4M3, Order::Panels).unwrap()
+        });
+        oracle::same(&format!("rows of {shape:?}"), (&inexact, &other_rows), (&exact, &rows));
+        oracle::same(&format!("columns of {shape:?}"), (&inexact, &other_columns), (&exact, &columns));
+    }
+    let took = |gpu: &Gpu, how: &str| gpu.kernels().iter().any(|kernel| kernel.contains(how));
+    assert!(took(&exact, "HALVES=1") && took(&inexact, "EXACT=1") && !took(&inexact, "HALVES=1"));
 }
