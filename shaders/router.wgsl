@@ -128,8 +128,9 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) n: vec
 // What a weight's gradient leaves for its own expert `k` of the `top_k` from `first` on, as d_s_k / (scale / Z). With
 // w_k = scale * s_k / Z, Z = sum s + FLOOR if NORM, else 1:
 //   d_s_k = scale / Z * (d_w_k - sum_j d_w_j s_j / Z), the second term only if NORM,
-// where the difference is taken inside of the sum: d_w_k Z - sum_j d_w_j s_j = sum_j (d_w_k - d_w_j) s_j + d_w_k FLOOR. One chosen expert
-// alone gets nothing, exactly; the difference of two sums that are nearly equal would be whatever the driver's rounding leaves.
+// where the difference is taken inside of the sum: d_w_k Z - sum_j d_w_j s_j = sum_j (d_w_k - d_w_j) s_j + d_w_k FLOOR. One
+// chosen expert alone gets what FLOOR leaves, 1e-20 of it; the difference of two sums that are nearly equal would be whatever
+// the driver's rounding leaves.
 fn own(base: u32, first: u32, k: u32, inverse: f32) -> f32 {
   let d_w = d_weights[first + k];
   if NORM == 0u {

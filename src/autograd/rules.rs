@@ -154,7 +154,7 @@ fn flows<const N: usize>(gradients: [Tensor; N]) -> Vec<Option<Flow>> {
     gradients.map(|g| Some(Flow::from(g))).into()
 }
 
-/// Of rows of a table, the gradient goes to the table.
+/// The gradient of the rows that tokens took from a table goes to the table.
 fn lookup(
     gpu: &Gpu,
     weights: &dyn Weights,

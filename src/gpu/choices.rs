@@ -14,7 +14,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// One line for each kernel of an op and reason: how many classes of calls it is for, and which; in the order of the classes.
+    /// One line for each kernel of an op and reason: how many classes of calls it is for, and which.
+    /// In the order of ops, kernels and reasons.
     pub fn lines(choices: impl IntoIterator<Item = Choice>) -> Vec<String> {
         let mut classes: BTreeMap<(String, &'static str, String), Vec<String>> = BTreeMap::new();
         for Choice { class, kernel, why } in choices {

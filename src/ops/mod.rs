@@ -6,7 +6,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod attention_choice;
-pub(crate) mod attention_coop;
+mod attention_coop;
 pub mod choice;
 pub mod clip;
 pub mod cross_entropy;

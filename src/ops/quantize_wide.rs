@@ -1,7 +1,8 @@
 //! Quantization of bf16 by columns at the speed of memory, for GPUs and tensors whose rows are whole units of eight columns: the
 //! candidate next to [`super::quantize`]'s simple kernels, as [`super::quantize_rows`] by rows. Same definition, same bits.
 //!
-//! Where halves are known to be exact ([`Caps::exact_halves`](crate::gpu::Caps)), codes come by way of `pack2x16float`; elsewhere from the exact encoder.
+//! Where halves are known to be exact ([`Caps::exact_halves`](crate::gpu::Caps)), codes come by way of `pack2x16float`;
+//! elsewhere from the exact encoder.
 
 use super::panels::{self, Codes, Contraction, Order};
 use super::quantize::{Quantized, formats};
