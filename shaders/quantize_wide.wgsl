@@ -135,7 +135,7 @@ fn descales_there(group: u32, unit: u32) -> Descales {
 }
 //!end
 //!repeat m MERGED
-// Groups without rows have no tile; where there is one, the last tile is of no group.
+// Groups without rows have no tile: the last tile does this too. Where there are such groups it is of none, and has nothing else to do.
 fn empty_groups(first_unit: u32, li: u32) {
   for (var g = 0u; g < p.groups; g++) {
     let rows = group_rows(g, p.rows);

@@ -358,7 +358,7 @@ mod tests {
         emulated(OF_16, |_| true);
     }
 
-    /// `cargo test --lib results_are_nan_in -- --ignored`: 10 s on one core with those of `check::gemm`.
+    /// `cargo test --lib results_are_nan_in -- --ignored`: some seconds on one core. That of `check::gemm` is not ignored.
     #[test]
     #[ignore = "four more kernels to compile"]
     fn results_are_nan_in_subgroups_of_another_width() {

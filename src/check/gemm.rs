@@ -371,9 +371,8 @@ mod tests {
         table(OF_8);
     }
 
-    /// `cargo test --lib results_are_nan_in -- --ignored`: 10 s on one core with those of `check::attention`.
+    /// The kernels' own guard, where a driver chooses another width than was counted.
     #[test]
-    #[ignore = "two more kernels to compile"]
     fn results_are_nan_in_subgroups_of_another_width() {
         let (_emulation, gpu) = (Emulation::of_width(OF_16_BY_64, 32), gpu());
         for case in cases().iter().filter(|c| quick(c)) {

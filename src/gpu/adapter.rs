@@ -111,6 +111,7 @@ fn caps(adapter: &wgpu::Adapter) -> Caps {
         subgroup_max: subgroups[1],
         subgroups_vary: subgroups[0] != subgroups[1],
         exact_halves: false,
+        subnormal_halves: true,
         coop: matrix_units(subgroups, &l, &adapter.cooperative_matrix_properties())
             .filter(|_| adapter.features().contains(MATRIX_FEATURES)),
     }

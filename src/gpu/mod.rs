@@ -100,6 +100,8 @@ pub struct Caps {
     pub subgroups_vary: bool,
     /// Floats become halves by rounding to nearest even, down to the smallest subnormal.
     pub exact_halves: bool,
+    /// Halves may at least be subnormal, whatever way they are rounded.
+    pub subnormal_halves: bool,
     /// Matrix units that kernels may use.
     pub coop: Option<MatrixUnits>,
 }
@@ -110,9 +112,14 @@ impl Caps {
         self.coop.map(|units| Fragments { units, lanes: self.subgroup_max, vary: self.subgroups_vary })
     }
 
-    /// The matrix units in words: `16x16x16` or `none`.
+    /// The matrix units in words: `16x16x16` (in subgroups of 32 lanes), `16x16x16 in subgroups of 64, which may vary`, or `none`.
     pub fn matrix_units(&self) -> String {
-        self.coop.map_or("none".into(), |units| units.to_string())
+        let vary = if self.subgroups_vary { ", which may vary" } else { "" };
+        match self.coop {
+            None => "none".into(),
+            Some(units) if self.subgroup_max == 32 && !self.subgroups_vary => units.to_string(),
+            Some(units) => format!("{units} in subgroups of {}{vary}", self.subgroup_max),
+        }
     }
 }
 
@@ -182,6 +189,7 @@ impl Gpu {
         if let Some(limit) = options.max_binding {
             caps.max_binding = caps.max_binding.min(limit);
         }
+        let software = caps.software;
         caps.software &= !options.treat_as_hardware;
         let errors = errors::Sink::attach(&opened.device);
         let folder = options.cache.as_deref();
@@ -201,7 +209,7 @@ impl Gpu {
             pool: Arc::default(),
             state: Mutex::default(),
         }));
-        gpu.probe();
+        gpu.probe(software);
         let (options, caps) = (gpu.options(), gpu.caps());
         if options.kernel == Some(GemmKernel::Coop) && caps.coop.is_none() {
             return Err(Error::user(
@@ -217,7 +225,7 @@ impl Gpu {
 
     /// Finds out what the adapter does not say: the width of subgroups that come in two, whether matrix units compute what they should
     /// (without them from here on if not), how floats become halves. Software adapters are known.
-    fn probe(&mut self) {
+    fn probe(&mut self, software: bool) {
         let mut caps = self.caps();
         if let Some(units) = probe::unproven(&caps) {
             match self.lanes(units) {
@@ -231,14 +239,22 @@ impl Gpu {
                 }
             }
         }
-        caps.exact_halves = self.options().treat_as_hardware || (!caps.software && self.packs_exactly());
+        if software {
+            caps.exact_halves = self.options().treat_as_hardware;
+        } else {
+            [caps.exact_halves, caps.subnormal_halves] = self.halves();
+        }
         Arc::get_mut(&mut self.0).expect("no clone of it yet").caps = caps;
     }
 
-    fn packs_exactly(&self) -> bool {
-        probe::packs_exactly(self).unwrap_or_else(|why| {
-            log::warn!("{} rounds to halves in ways unknown, fp8 codes are made without: {why}", self.name());
-            false
+    /// [`Caps::exact_halves`] and [`Caps::subnormal_halves`] of this adapter.
+    fn halves(&self) -> [bool; 2] {
+        probe::halves(self).unwrap_or_else(|why| {
+            log::warn!(
+                "{} rounds to halves in ways unknown, nothing is made by way of them: {why}",
+                self.name()
+            );
+            [false; 2]
         })
     }
 

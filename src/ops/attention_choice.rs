@@ -53,6 +53,7 @@ fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     match () {
         () if gpu.options().no_coop => Err("--no-coop"),
         () if caps.coop.is_none() => Err("no matrix units that moe8 can use"),
+        () if !caps.subnormal_halves => Err("the driver loses small halves"),
         () if !attention_coop::can_run(&caps, call.dtype, call.shape.head_dim) => {
             Err("no kernel for such operands on the matrix units")
         }
@@ -63,11 +64,14 @@ fn coop_can_run(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     }
 }
 
-/// By rule only where it has run: fragments of 8x8 went through an emulation, and no adapter.
+/// By rule only where it has run: fragments of 8x8, and subgroups of 64 lanes, went through an emulation, and no adapter.
 fn coop_pays(gpu: &Gpu, call: &Attention) -> Result<(), &'static str> {
     match () {
         () if gpu.caps().coop == Some(MatrixUnits::Coop8) => {
             Err("never run on matrix units of 8x8x8; `moe8 tune` takes it if it is right and faster")
+        }
+        () if gpu.caps().subgroup_max != 32 => {
+            Err("never run in such subgroups; `moe8 tune` takes it if it is right and faster")
         }
         () if call.shape.seq < SHORT => Err("fewer positions than a fragment has"),
         () => Ok(()),

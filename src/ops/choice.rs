@@ -208,6 +208,24 @@ mod tests {
         }
     }
 
+    /// Subgroups that no adapter has run attention in, and drivers that lose small halves, which only codes do without.
+    #[test]
+    fn what_an_adapter_was_found_to_do_decides() {
+        let usual = planner(1 << 30);
+        let shape = Shape { batch: 1, seq: 64, heads: 2, kv_heads: 1, head_dim: 48, block: None };
+        let attention = Attention { pass: Pass::Forward, dtype: DType::BF16, shape };
+        let product = |dtype| Product { form: Form::Nt, operands: [dtype; 2], sizes: [64; 3], groups: None };
+        let chosen = |caps: Caps| {
+            let gpu = usual.planner_with(caps);
+            let products = [DType::E4M3, DType::BF16].map(|dtype| choose(&gpu, &product(dtype)));
+            (choose(&gpu, &attention), products)
+        };
+        use GemmKernel::{Coop, Scalar, Tiled};
+        assert_eq!(chosen(usual.caps()), (Coop, [Coop, Coop]));
+        assert_eq!(chosen(Caps { subgroup_max: 64, ..usual.caps() }), (Scalar, [Coop, Coop]));
+        assert_eq!(chosen(Caps { subnormal_halves: false, ..usual.caps() }), (Scalar, [Coop, Tiled]));
+    }
+
     /// Rows of 65 codes are 68 bytes, but 128 in panels: what fits the binding by rows only is multiplied by rows.
     #[test]
     fn operands_too_large_in_panels_are_multiplied_by_rows() {

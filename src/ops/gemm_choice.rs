@@ -75,6 +75,7 @@ fn coop_can_run(gpu: &Gpu, product: &Product) -> Result<(), &'static str> {
     match () {
         () if gpu.options().no_coop => Err("--no-coop"),
         () if caps.coop.is_none() => Err("no matrix units that moe8 can use"),
+        () if a == DType::BF16 && !caps.subnormal_halves => Err("the driver loses small halves"),
         () if !gemm_coop::can_run(&caps, a, b) => Err("no kernel for these operands on the matrix units"),
         () if product.panel_bytes() > caps.max_binding.min(caps.max_buffer) => {
             Err("an operand in panels is over the largest binding")

@@ -36,7 +36,7 @@ pub fn adapter(gpu: &Gpu) -> String {
     )
 }
 
-/// How many kernels are compiled, and what lists them: names and constants of each say nothing without their times.
+/// How many kernels are compiled, and what lists them: a profile, where each has its time.
 pub fn kernels(variants: &[String]) -> String {
     let mut names: Vec<&str> = variants.iter().map(|v| v.split(' ').next().unwrap_or_default()).collect();
     names.dedup();
