@@ -96,7 +96,10 @@ impl RunOptions {
 pub fn run() -> ExitCode {
     // Ranks of an MPI job that are not to print keep their warnings to themselves too.
     let launched = Launcher::detect(|name| std::env::var(name).ok());
-    let quiet = launched.as_ref().is_some_and(|launcher| !run::shows(launcher.rank));
+    // A list that is none is refused later, where all ranks know how many they are.
+    let quiet = launched
+        .as_ref()
+        .is_some_and(|l| run::shows(l.rank, l.size.unwrap_or(usize::MAX)).is_ok_and(|shown| !shown));
     logger::init(if quiet { log::LevelFilter::Error } else { log::LevelFilter::Info }, "");
     let (flags, overrides) =
         overrides::split(std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()));
