@@ -9,3 +9,4 @@ pub mod state;
 pub mod tokenizer;
 pub mod trainer;
 pub mod weights;
+mod window;

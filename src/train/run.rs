@@ -1,13 +1,14 @@
 //! A training run: ranks, start-up, the loop.
 
 use super::data::{self, DataSpec, DatasetKind, Loader};
-use super::metrics::{MetricsFile, Rates, StepRecord, log_line};
+use super::metrics::{MetricsFile, Rates, log_line};
 use super::tokenizer::Tokenizer;
-use super::trainer::{Pending, Recipe, StepStats, Trainer};
+use super::trainer::{Pending, Recipe, Trainer};
+use super::window::{Window, difference, finished, record};
 use super::{logger, report, state};
 use crate::comm::{self, Communicator};
 use crate::config::{Config, Dataset, ModelArgs, Precision, Reshard, Vocabulary};
-use crate::gpu::{Choice, Counters, DeviceChoice, Gpu};
+use crate::gpu::{Choice, DeviceChoice, Gpu};
 use crate::nn::{Converters, Seed};
 use crate::num::DType;
 use crate::optim::{Hyper, Schedule};
@@ -94,14 +95,6 @@ struct Rank<'a> {
     bar: Option<ProgressBar>,
     /// First step whose loss was no number, while the losses have not become numbers again.
     lost: Option<usize>,
-}
-
-/// What the log line needs to know of the time since the last one.
-struct Window {
-    since: Instant,
-    steps: usize,
-    memory: u64,
-    counters: Counters,
 }
 
 /// The data set, its tokenizer's vocabulary and the model's arguments.
@@ -397,41 +390,6 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// When a step was finished, whose call returned at `returned` and whose numbers were asked for at `asked` and there at `read`; the one
-/// logged before it at `since`. Where most of a step has run when its call returns (ranks that meet, `--check-nan`, drivers that do not
-/// run ahead), its numbers are not waited for while the next step's call takes its time, which belongs to the next.
-fn finished(since: Instant, returned: Instant, asked: Instant, read: Instant) -> Instant {
-    let next = asked - returned;
-    let is_there = 4 * (read - asked) < next;
-    if is_there && 2 * returned.saturating_duration_since(since) >= next { returned } else { read }
-}
-
-fn record(step: usize, stats: &StepStats, tokens_per_second: f64, window: &Window) -> StepRecord {
-    StepRecord {
-        step: step as u64 + 1,
-        loss: stats.loss,
-        grad_norm: stats.grad_norm,
-        lr: stats.lr,
-        tokens_per_second,
-        memory_bytes: window.memory,
-        tokens_per_expert: stats.counts.clone(),
-        dispatches: window.counters.dispatches,
-        submits: window.counters.submits,
-        uploads: window.counters.uploads,
-        downloads: window.counters.downloads,
-    }
-}
-
-fn difference(now: Counters, before: Counters) -> Counters {
-    Counters {
-        dispatches: now.dispatches - before.dispatches,
-        submits: now.submits - before.submits,
-        uploads: now.uploads - before.uploads,
-        downloads: now.downloads - before.downloads,
-        pipelines: now.pipelines - before.pipelines,
-    }
-}
-
 /// Log lines of one rank.
 struct Lines {
     show: bool,
@@ -463,7 +421,6 @@ fn progress(steps: u64) -> Option<ProgressBar> {
 mod tests {
     use super::*;
     use crate::gpu::{Caps, DeviceChoice, MatrixUnits};
-    use std::time::Duration;
 
     #[test]
     fn ranks_that_are_none_are_refused() {
@@ -473,22 +430,6 @@ mod tests {
             let error = shown_by(list, world).unwrap_err().to_string();
             assert!(error.contains(&format!("LOG_RANK={list:?}")), "{error}");
         }
-    }
-
-    #[test]
-    fn a_step_that_has_run_when_its_call_returns_is_finished_then() {
-        let start = Instant::now();
-        let at = |ms: u64| start + Duration::from_millis(ms);
-        // The device works behind the calls: numbers are waited for.
-        assert_eq!(finished(at(0), at(5), at(10), at(20)), at(20));
-        // The calls wait for the device: 100 ms each, and the second one's are not the first one's.
-        assert_eq!(finished(at(0), at(100), at(200), at(201)), at(100));
-        // A first step whose call was short, behind which the second one's makes its buffers.
-        assert_eq!(finished(at(0), at(10), at(300), at(301)), at(301));
-        // The last step has none behind it.
-        assert_eq!(finished(at(100), at(200), at(200), at(201)), at(201));
-        // Never before the step before it.
-        assert_eq!(finished(at(150), at(100), at(200), at(201)), at(201));
     }
 
     /// The debug model's step on a GPU with matrix units, by what is launched: no CI adapter has them, and every op must take what the
