@@ -69,6 +69,32 @@ fn an_adapter_that_is_not_there() {
     run_refused("selftest --kernel narrow --only attention", &[], &["nothing to test", "--kernel"]);
 }
 
+/// Keys and options that would do nothing, of the subcommands that read no configuration.
+#[test]
+fn what_a_subcommand_does_not_have() {
+    let unknown = ["--training.step: unknown key", "did you mean training.steps?"];
+    for command in ["devices", "selftest", "tune", "compare a.json b.json"] {
+        run_refused(&format!("{command} --training.step=1"), &[], &unknown);
+        let known = format!("--training.steps=1 is not for `moe8 {}`", command.split(' ').next().unwrap());
+        run_refused(&format!("{command} --training.steps=1"), &[], &[&known, "no configuration is read"]);
+    }
+    run_refused("tune --model.foo=x", &[], &["--model.foo: unknown key"]);
+    let none = ["--config configs/quickstart.toml", "--ranks 2", "--check-nan", "--explain"];
+    let kernels = ["--kernel tiled", "--no-coop"];
+    for (command, options) in [
+        ("devices", [&none[..], &kernels, &["--safe-shaders"]].concat()),
+        ("selftest", none.to_vec()),
+        ("tune", [&none[..], &kernels].concat()),
+    ] {
+        for option in options {
+            let name = option.split(' ').next().unwrap();
+            let wanted = format!("{name} is not for `moe8 {command}`");
+            run_refused(&format!("{command} {option}"), &[], &[&wanted]);
+        }
+    }
+    succeed("devices --ranks 1");
+}
+
 #[test]
 fn a_tensor_over_the_binding_limit() {
     let all = list_adapters();

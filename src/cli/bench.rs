@@ -2,6 +2,7 @@
 
 use super::RunOptions;
 use super::args::{BenchArgs, BenchOp};
+use super::strangers::{Asked, refuse};
 use crate::atomic::{WRITE_HINT, check_target, write_atomically};
 use crate::bench::profile;
 use crate::bench::recorded::Recorded;
@@ -146,26 +147,20 @@ fn refuse_strangers(args: &BenchArgs, ops: &[Op], overrides: &[String]) -> Resul
                         the others f32 and bf16";
     let of_config =
         "a configuration and its keys are for `moe8 bench step`; other sizes are chosen with --shape";
-    let given = |yes: bool, name: &str| yes.then(|| name.to_string());
     let named = args.precision.as_ref().map(|p| format!("--precision {p}"));
-    let asked: [(Option<String>, bool, &str); 6] = [
-        (given(args.groups.is_some(), "--groups"), ops.iter().any(|op| op.has_groups()), of_groups),
-        (named, ops.iter().any(precision), of_precision),
-        (given(args.run.config.is_some(), "--config"), ops.iter().any(step), of_config),
-        (overrides.first().cloned(), ops.iter().any(step), of_config),
-        (given(args.run.ranks.is_some_and(|n| n != 1), "--ranks"), false, "a benchmark has one rank"),
-        (
-            given(args.run.check_nan, "--check-nan"),
-            ops.iter().any(|op| step(op) || *op == Op::Moe),
-            "it looks at the ops of a model: those of step and moe",
-        ),
+    let key = overrides.first().cloned();
+    let looks_at = "it looks at the ops of a model: those of step and moe";
+    let model = ops.iter().any(|op| step(op) || *op == Op::Moe);
+    let ranks = args.run.ranks.is_some_and(|n| n != 1);
+    let asked = [
+        Asked::new(args.groups.is_some(), "--groups", ops.iter().any(|op| op.has_groups()), of_groups),
+        Asked { given: named, fits: ops.iter().any(precision), hint: of_precision },
+        Asked::new(args.run.config.is_some(), "--config", ops.iter().any(step), of_config),
+        Asked { given: key, fits: ops.iter().any(step), hint: of_config },
+        Asked::new(ranks, "--ranks", false, "a benchmark has one rank"),
+        Asked::new(args.run.check_nan, "--check-nan", model, looks_at),
     ];
-    for (option, fits, hint) in asked {
-        if let Some(option) = option.filter(|_| !fits) {
-            return Err(Error::user(format!("{option} is not for what is measured here"), hint));
-        }
-    }
-    Ok(())
+    refuse(asked, "what is measured here")
 }
 
 fn library(op: BenchOp) -> Op {

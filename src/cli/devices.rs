@@ -1,7 +1,6 @@
 //! `moe8 devices`: list the adapters.
 
 use super::RunOptions;
-use crate::config::Config;
 use crate::gpu::{AdapterLine, DeviceChoice, list_adapters};
 use crate::train::report::size;
 use crate::{Error, Result};
@@ -11,7 +10,7 @@ use std::io::Write;
 ///
 /// # Errors
 /// No adapter at all.
-pub fn run(_config: &Config, opts: &RunOptions) -> Result<()> {
+pub fn run(opts: &RunOptions) -> Result<()> {
     let all = list_adapters();
     if all.is_empty() {
         return Err(Error::user(

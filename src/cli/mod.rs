@@ -22,6 +22,7 @@ pub mod devices;
 pub mod export;
 pub mod overrides;
 pub mod selftest;
+mod strangers;
 pub mod train;
 pub mod tune;
 
@@ -146,36 +147,35 @@ fn complain(text: &str) {
 }
 
 fn dispatch(cli: &Cli, overrides: &[String]) -> Result<()> {
-    let (args, output) = match &cli.command {
-        Command::Train(args) | Command::Devices(args) | Command::Tune(args) => (args, None),
-        Command::Config(args) => (&args.run, None),
-        Command::Bench(args) => (&args.run, None),
-        Command::Compare(args) => return compare::run(args),
-        Command::Selftest(args) => (&args.run, None),
-        Command::Export(args) => (&args.run, Some(args.output.clone())),
-    };
-    if matches!(&cli.command, Command::Config(args) if args.keys) {
-        return config::print_keys();
+    strangers::check(&cli.command, overrides)?;
+    let options = |args: &RunArgs| RunOptions::new(args, None);
+    match &cli.command {
+        Command::Config(args) if args.keys => config::print_keys(),
+        Command::Compare(args) => compare::run(args),
+        Command::Bench(args) => bench::run(args, &options(&args.run)?, overrides),
+        Command::Devices(args) => devices::run(&options(args)?),
+        Command::Selftest(args) => selftest::run(args, &options(&args.run)?),
+        Command::Tune(args) => tune::run(&options(args)?),
+        Command::Train(args) => {
+            let opts = options(args)?;
+            train::run(&load(args, overrides)?, &opts)
+        }
+        Command::Config(args) => {
+            let opts = options(&args.run)?;
+            config::run(&load(&args.run, overrides)?, &opts)
+        }
+        Command::Export(args) => {
+            let opts = RunOptions::new(&args.run, Some(args.output.clone()))?;
+            export::run(&load(&args.run, overrides)?, &opts)
+        }
     }
-    let opts = RunOptions::new(args, output)?;
-    if let Command::Bench(args) = &cli.command {
-        return bench::run(args, &opts, overrides);
-    }
-    if matches!(&cli.command, Command::Tune(_)) {
-        return tune::run(&opts);
-    }
+}
+
+/// The configuration of `args` and `overrides`; what it warns of is logged.
+fn load(args: &RunArgs, overrides: &[String]) -> Result<Config> {
     let Loaded { config, warnings } = Config::load(args.config.as_deref(), overrides)?;
     for warning in warnings {
         log::warn!("{warning}");
     }
-    match &cli.command {
-        Command::Train(_) => train::run(&config, &opts),
-        Command::Config(_) => config::run(&config, &opts),
-        Command::Devices(_) => devices::run(&config, &opts),
-        Command::Export(_) => export::run(&config, &opts),
-        Command::Bench(_) | Command::Compare(_) | Command::Tune(_) => {
-            unreachable!("done above, they need no configuration")
-        }
-        Command::Selftest(args) => selftest::run(args, &opts),
-    }
+    Ok(config)
 }
