@@ -61,6 +61,41 @@ fn no_adapter() {
     }
 }
 
+/// The variable that hides adapters is named, with its value and the others that there are.
+#[test]
+fn a_backend_that_is_not_here() {
+    for backend in [if cfg!(target_os = "macos") { "dx12" } else { "metal" }, "vulcan", ""] {
+        let wanted = format!("no GPU adapter found with WGPU_BACKEND = {backend:?}");
+        for line in ["devices", "selftest"] {
+            run_refused(
+                line,
+                &[("WGPU_BACKEND", backend)],
+                &[&wanted, "unset WGPU_BACKEND", "vulkan, metal, dx12 and gl"],
+            );
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_is_no_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = file(dir.path(), "plain", b"a file");
+    for (folder, wanted) in [
+        (plain.clone(), format!("MOE8_CACHE = {plain} is no folder")),
+        (format!("{plain}/in"), format!("MOE8_CACHE = {plain}/in: {plain} is no folder")),
+    ] {
+        let env = [("MOE8_CACHE", folder.as_str())];
+        run_refused("tune", &env, &[&wanted, "set MOE8_CACHE to a folder", "`off`"]);
+        // This opens the adapter and has nothing else to do.
+        let out =
+            command("selftest --kernel narrow --only attention", &env).output().expect("the program starts");
+        let text = stderr(&out);
+        assert!(text.contains("nothing to test"), "a run goes on without: {text}");
+        assert_eq!(text.matches(&wanted).count(), 1, "{text}");
+        assert!(!text.contains("damaged"), "{text}");
+    }
+}
+
 #[test]
 fn an_adapter_that_is_not_there() {
     train_refused("--device no-such-adapter", &["no adapter fits \"no-such-adapter\"", "moe8 devices"]);

@@ -1,7 +1,7 @@
 //! `moe8 devices`: list the adapters.
 
 use super::RunOptions;
-use crate::gpu::{AdapterLine, DeviceChoice, list_adapters};
+use crate::gpu::{AdapterLine, DeviceChoice, list_adapters, none_found};
 use crate::train::report::size;
 use crate::{Error, Result};
 use std::io::Write;
@@ -13,10 +13,7 @@ use std::io::Write;
 pub fn run(opts: &RunOptions) -> Result<()> {
     let all = list_adapters();
     if all.is_empty() {
-        return Err(Error::user(
-            "no GPU adapter found",
-            "run scripts/setup.sh to install a Vulkan driver (a software one will do)",
-        ));
+        return Err(none_found());
     }
     let choice = opts.run_options().device;
     let chosen = choice.pick(&all);

@@ -2,7 +2,7 @@
 
 use super::RunOptions;
 use crate::check::{AnyKernel, Progress, Trial, tune};
-use crate::gpu::{Decisions, Gpu, Options};
+use crate::gpu::{Decisions, FOLDER_HINT, Gpu, Options, no_folder};
 use crate::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};
@@ -19,6 +19,9 @@ pub fn run(opts: &RunOptions) -> Result<()> {
             "set MOE8_CACHE to one (it is empty or `off`, or there is no cache folder)",
         ));
     };
+    if let Some(why) = no_folder(folder) {
+        return Err(Error::user(format!("{why}, and what is found is kept there"), FOLDER_HINT));
+    }
     // What is kept is for runs with all kernels: wishes for some count in those runs.
     let bare = Options { cache: None, kernel: None, quantizer: None, no_coop: false, ..run.gpu.clone() };
     let gpu = Gpu::open_with(&run.device, bare.clone())?;

@@ -226,16 +226,28 @@ fn sorted() -> Vec<wgpu::Adapter> {
     all
 }
 
+/// What to say where there is no adapter: `WGPU_BACKEND`, if it is set, may be what hides them.
+pub(crate) fn none_found() -> Error {
+    let setup = "run scripts/setup.sh to install a Vulkan driver (a software one will do)";
+    // Empty counts as set: wgpu then takes no backend at all.
+    match std::env::var_os("WGPU_BACKEND") {
+        None => Error::user("no GPU adapter found", setup),
+        Some(wish) => Error::user(
+            format!("no GPU adapter found with WGPU_BACKEND = {:?}", wish.to_string_lossy()),
+            format!(
+                "unset WGPU_BACKEND, or set it to what this machine has of vulkan, metal, dx12 and gl; if that finds none, {setup}"
+            ),
+        ),
+    }
+}
+
 pub(super) fn open(choice: &DeviceChoice, options: &Options) -> Result<Opened> {
     let all = sorted();
     let lines: Vec<AdapterLine> = all.iter().map(line).collect();
     let names: Vec<&str> = lines.iter().map(|l| l.name.as_str()).collect();
     let Some(at) = choice.pick(&lines) else {
         return Err(if all.is_empty() {
-            Error::user(
-                "no GPU adapter found",
-                "run scripts/setup.sh to install a Vulkan driver (a software one will do)",
-            )
+            none_found()
         } else {
             Error::user(
                 format!("no adapter fits {choice}; found: {}", names.join(", ")),

@@ -25,6 +25,18 @@ fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     base.filter(|b| b.is_absolute()).map(|b| b.join("moe8"))
 }
 
+/// Why `folder`, as [`cache_folder`] gives it, can hold nothing: it, or one that it is in, is there and no folder.
+pub(crate) fn no_folder(folder: &Path) -> Option<String> {
+    let there = folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir())?;
+    let set = std::env::var_os("MOE8_CACHE").is_some_and(|wish| wish == folder.as_os_str());
+    let name = if set { "MOE8_CACHE = " } else { "" };
+    let whose = if there == folder { String::new() } else { format!(": {}", there.display()) };
+    Some(format!("{name}{}{whose} is no folder", folder.display()))
+}
+
+/// What to do about it.
+pub(crate) const FOLDER_HINT: &str = "set MOE8_CACHE to a folder, which need not exist yet, or to `off`";
+
 /// What tells apart the files of adapters, drivers and versions: letters, digits and dashes.
 pub(super) fn file_stem(adapter: &str, driver: &str) -> String {
     let all = format!("{adapter}-{driver}-{}", env!("CARGO_PKG_VERSION"));

@@ -3,6 +3,7 @@
 //!
 //! Names of kernels, ops and classes are the choosers' own; see `ops::choice`.
 
+use super::cache::{FOLDER_HINT, no_folder};
 use super::names::kernels_of;
 use crate::atomic::{WRITE_HINT, write_atomically};
 use crate::{Error, Result};
@@ -60,7 +61,7 @@ pub type Timings = BTreeMap<String, BTreeMap<String, f64>>;
 pub struct Decisions {
     file: File,
     path: PathBuf,
-    /// Why the file is not used, if it is damaged.
+    /// Why the file is not used, in a sentence, if it is damaged or there can be none.
     damage: Option<String>,
     /// Kernels that the file names and their ops have not, with these ops and classes: their entries are left out.
     unknown: BTreeMap<String, Vec<String>>,
@@ -77,9 +78,12 @@ impl Decisions {
             version: env!("CARGO_PKG_VERSION").into(),
             ..File::default()
         };
-        let (found, damage) = match read(&path) {
-            Ok(found) => (found, None),
-            Err(why) => (None, Some(why)),
+        let no_folder =
+            no_folder(folder).map(|why| format!("{why}, and nothing is remembered: {FOLDER_HINT}"));
+        let (found, damage) = match (no_folder, read(&path)) {
+            (None, Ok(found)) => (found, None),
+            (None, Err(why)) => (None, Some(damaged(&path, &why))),
+            (no_folder, _) => (None, no_folder),
         };
         let mut file = found.filter(|f| f.is_of(&own)).unwrap_or(own);
         let unknown = file.drop_unknown();
@@ -200,9 +204,6 @@ impl Decisions {
     /// What [`Decisions::warn`] says.
     pub fn warnings(&self) -> Vec<String> {
         let path = self.path.display();
-        let damaged = self.damage.iter().map(|why| {
-            format!("{path} is damaged and not used: {why} (`moe8 tune` writes it anew, or delete it)")
-        });
         let mut kernels = BTreeMap::<&str, Vec<&Rejected>>::new();
         for rejected in &self.file.rejected {
             kernels.entry(&rejected.kernel).or_default().push(rejected);
@@ -229,8 +230,12 @@ impl Decisions {
                  writes it anew, or delete the file)"
             )
         });
-        damaged.chain(unknown).chain(lines).collect()
+        self.damage.iter().cloned().chain(unknown).chain(lines).collect()
     }
+}
+
+fn damaged(path: &Path, why: &str) -> String {
+    format!("{} is damaged and not used: {why} (`moe8 tune` writes it anew, or delete it)", path.display())
 }
 
 /// The first of `ops`, and how many more there are.

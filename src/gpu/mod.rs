@@ -18,11 +18,13 @@ mod recorder;
 mod repeat;
 mod transfer;
 
+pub(crate) use adapter::none_found;
 pub use adapter::{
     AdapterLine, DeviceChoice, NEEDED_BINDINGS, NEEDED_INVOCATIONS, NEEDED_WORKGROUP_MEMORY, list_adapters,
 };
 pub use buffer::Buffer;
 pub use cache::cache_folder;
+pub(crate) use cache::{FOLDER_HINT, no_folder};
 pub use choices::Choice;
 pub use clock::{Clock, KernelTime, Timing};
 pub use decisions::{Decisions, Fastest, Rejected};
