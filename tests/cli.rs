@@ -72,7 +72,7 @@ fn keys_are_listed() {
     let out = moe8("config --keys");
     assert_eq!(out.status.code(), Some(0));
     let text = stdout(&out);
-    assert!(text.contains("training.steps: a whole number >= 0; default 10000"), "{text}");
+    assert!(text.contains("training.steps: a whole number from 1 to 1073741824; default 10000"), "{text}");
     assert!(text.contains("float8.moe_fqns = float8.moe_fqns_prototype"));
 }
 
@@ -81,6 +81,10 @@ fn user_errors_exit_with_2_and_a_hint() {
     for (line, words) in [
         ("config --training.step=1", &["--training.step: unknown key", "did you mean training.steps?"][..]),
         ("config --training.steps=many", &["--training.steps = \"many\"", "a whole number", "hint: "]),
+        (
+            "config --training.steps=99999999999999999999",
+            &["from 1 to 1073741824", "hint: set training.steps to something between 1 and 1073741824"],
+        ),
         ("config --training.dataset=c4_test", &["c4_test", "hint: ", "synthetic"]),
         ("config --model.args.top_k=9", &["top_k = 9", "num_experts = 8", "hint: "]),
         ("config --parallelism.expert_parallel_degree=2", &["expert_parallel_degree", "hint: "]),

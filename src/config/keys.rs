@@ -3,7 +3,8 @@
 //! The rows themselves are in [`super::table`], where each also makes the struct field.
 
 use super::table::{Config, KEYS};
-use super::value::Raw;
+use super::validate::{LARGEST, range};
+use super::value::{COUNT, Raw};
 
 /// What moe8 does with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,22 @@ impl Key {
     /// `section.name`.
     pub fn path(&self) -> String {
         format!("{}.{}", self.section, self.name)
+    }
+
+    /// The least and the most that an integer without a sign may be; none for other kinds.
+    pub(super) fn limits(&self) -> Option<(usize, usize)> {
+        let count = (self.kind)().starts_with(COUNT);
+        count.then(|| range(&self.path()).unwrap_or((0, LARGEST)))
+    }
+
+    /// What may be written, in words, with the limits of a number that has some.
+    pub fn expected(&self) -> String {
+        let limits = match self.limits() {
+            None | Some((0, LARGEST)) => COUNT.to_string(),
+            Some((lo, LARGEST)) => format!("a whole number >= {lo}"),
+            Some((lo, hi)) => format!("a whole number from {lo} to {hi}"),
+        };
+        (self.kind)().replace(COUNT, &limits)
     }
 
     /// Whether a bare `--section.name` on the command line is complete.

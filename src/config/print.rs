@@ -42,7 +42,7 @@ pub fn list_keys() -> String {
     let config = Config::default();
     let mut out = String::new();
     for key in KEYS {
-        let _ = writeln!(out, "{}: {}; default {}", key.path(), (key.kind)(), (key.get)(&config));
+        let _ = writeln!(out, "{}: {}; default {}", key.path(), key.expected(), (key.get)(&config));
         let _ = writeln!(out, "    {}", key.doc.trim());
         let _ = match key.policy {
             Policy::Honoured => Ok(()),

@@ -5,7 +5,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 use super::keys;
 use super::source::Source;
 use super::table::KEYS;
-use super::value::Raw;
+use super::value::{BEYOND, Raw};
 use crate::{Error, Result};
 
 /// One `key = value` as it was found.
@@ -97,7 +97,7 @@ fn raw_value(value: &DeValue<'_>) -> Raw {
     match value {
         DeValue::String(s) => Raw::Str(s.to_string()),
         DeValue::Integer(i) => {
-            i64::from_str_radix(i.as_str(), i.radix()).map_or(Raw::Other("number beyond 64 bits"), Raw::Int)
+            i64::from_str_radix(i.as_str(), i.radix()).map_or(Raw::Other(BEYOND), Raw::Int)
         }
         DeValue::Float(x) => x.as_str().parse().map_or(Raw::Other("number out of range"), Raw::Float),
         DeValue::Boolean(b) => Raw::Bool(*b),

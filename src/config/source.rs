@@ -7,6 +7,7 @@ use std::path::Path;
 use super::keys::{self, Policy};
 use super::read::{Entry, read_override, read_toml};
 use super::table::{Config, KEYS};
+use super::validate::range_hint;
 use super::value::Raw;
 use crate::{Error, Result};
 
@@ -201,9 +202,12 @@ fn apply(config: &mut Config, entry: &Entry, index: usize, file: &str) -> Result
     let hint = match (instead, keys::nearest(word, (key.choices)())) {
         (Some((_, _, hint)), _) => (*hint).to_string(),
         (None, Some(choice)) => format!("did you mean {choice:?}?"),
-        (None, None) => key.doc.trim().to_string(),
+        (None, None) => match key.limits().filter(|_| entry.raw.is_integer()) {
+            Some((lo, hi)) => range_hint(&key.path(), lo, hi),
+            None => key.doc.trim().to_string(),
+        },
     };
-    let what = format!("{} = {}: expected {}", place(entry, file), entry.raw, (key.kind)());
+    let what = format!("{} = {}: expected {}", place(entry, file), entry.raw, key.expected());
     Err(Error::user(what, hint))
 }
 

@@ -107,15 +107,42 @@ fn other_names_are_accepted_and_contradictions_are_not() {
 }
 
 #[test]
+fn ranges_are_of_keys() {
+    for (path, lo, hi) in super::validate::RANGES {
+        let at = super::keys::find(path).unwrap_or_else(|| panic!("{path} is no key"));
+        assert_eq!(super::table::KEYS[at].limits(), Some((*lo, *hi)), "{path}");
+    }
+}
+
+#[test]
 fn errors_say_where_and_what_to_do() {
     let cases: &[(&str, &[&str], &str, &str)] = &[
         ("[training]\n\nstps = 1", &[], "t.toml:3: training.stps: unknown key", "training.steps"),
         ("steps = 1", &[], "t.toml:1: steps: unknown key", "training.steps"),
         ("[trainig]\n", &[], "t.toml:1: trainig: unknown key", "training"),
         ("[mx]\n", &[], "mx: unknown key", "no MXFP8"),
-        ("[training]\nsteps = {}", &[], "expected a whole number >= 0", ""),
-        ("[training]\nsteps = \"3\"", &[], "training.steps = \"3\": expected a whole number >= 0", ""),
-        ("[training]\nsteps = 99999999999999999999", &[], "a number beyond 64 bits", ""),
+        ("[training]\nsteps = {}", &[], "expected a whole number from 1 to 1073741824", ""),
+        ("[training]\nsteps = \"3\"", &[], "training.steps = \"3\": expected a whole number from 1", ""),
+        (
+            "[training]\nsteps = 99999999999999999999",
+            &[],
+            "a number beyond 64 bits",
+            "between 1 and 1073741824",
+        ),
+        (
+            "",
+            &["training.steps=99999999999999999999"],
+            "from 1 to 1073741824",
+            "set training.steps to something between 1 and 1073741824",
+        ),
+        (
+            "",
+            &["lr_scheduler.warmup_steps=99999999999999999999"],
+            "a whole number >= 0",
+            "between 0 and 9223372036854775807",
+        ),
+        ("", &["metrics.log_freq=-1"], "a whole number >= 1", "between 1 and 9223372036854775807"),
+        ("", &["model.args.every_n_layers_nope=-2"], "from 2 to 65536, or \"none\"", "between 2 and 65536"),
         ("[training]\nsteps = 1\nsteps = 2", &[], "t.toml:3: ", "toml.io"),
         ("[training\nsteps = 1", &[], "t.toml:1: ", "toml.io"),
         (
@@ -127,7 +154,7 @@ fn errors_say_where_and_what_to_do() {
         ("", &["training.dataset=jsnl"], "--training.dataset = \"jsnl\"", "did you mean \"jsonl\"?"),
         ("", &["float8.recipe_name=rowise"], "tensorwise | rowwise", "did you mean \"rowwise\"?"),
         ("", &["model.flavor=17bx16"], "model.flavor", "\"17bx16e\""),
-        ("", &["training.steps=-1"], "expected a whole number >= 0", ""),
+        ("", &["training.steps=-1"], "expected a whole number from 1 to 1073741824", "between 1 and"),
         ("", &["model.converter=float8"], "--model.converter: unknown key", "model.converters"),
         ("", &["job.config_file=x"], "unknown key", "--config FILE"),
         ("", &["="], "unknown key", "--keys"),

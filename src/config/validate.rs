@@ -9,10 +9,21 @@ fn check(good: bool, what: impl FnOnce() -> String, hint: &str) -> Result<()> {
     if good { Ok(()) } else { Err(Error::user(what(), hint)) }
 }
 
+/// The value of the key `path` must lie in its range.
+fn size(path: &str, value: usize) -> Result<()> {
+    let (lo, hi) = range(path).expect("a row of RANGES");
+    within(path, value, lo, hi)
+}
+
 /// The value of `path` must lie in `lo..=hi`.
-fn size(path: &str, value: usize, lo: usize, hi: usize) -> Result<()> {
-    let hint = format!("set {path} to something between {lo} and {hi}");
+fn within(path: &str, value: usize, lo: usize, hi: usize) -> Result<()> {
+    let hint = range_hint(path, lo, hi);
     check((lo..=hi).contains(&value), || format!("{path} = {value} is out of range"), &hint)
+}
+
+/// What to do about a number outside `lo..=hi`.
+pub(super) fn range_hint(path: &str, lo: usize, hi: usize) -> String {
+    format!("set {path} to something between {lo} and {hi}")
 }
 
 /// The value of `path` must fulfil `good`, which `range` says in words. NaN never should.
@@ -25,12 +36,40 @@ const MAX_WIDTH: usize = 1 << 20;
 const MAX_COUNT: usize = 1 << 16;
 const MAX_TOKENS: usize = 1 << 28;
 const MAX_PARAMS: u64 = 1 << 50;
+/// The largest integer that TOML can hold.
+pub(super) const LARGEST: usize = i64::MAX as usize;
+
+/// Keys whose values lie between two numbers, whatever the others are.
+pub(super) const RANGES: &[(&str, usize, usize)] = &[
+    ("training.local_batch_size", 1, MAX_COUNT),
+    ("training.seq_len", 1, MAX_TOKENS),
+    ("training.steps", 1, 1 << 30),
+    ("metrics.log_freq", 1, LARGEST),
+    ("model.args.dim", 1, MAX_WIDTH),
+    ("model.args.n_layers", 1, MAX_COUNT),
+    ("model.args.n_heads", 1, MAX_COUNT),
+    // At most n_heads, besides.
+    ("model.args.n_kv_heads", 1, MAX_COUNT),
+    ("model.args.vocab_size", 2, MAX_TOKENS),
+    ("model.args.multiple_of", 1, MAX_WIDTH),
+    ("model.args.max_seq_len", 1, MAX_TOKENS),
+    ("model.args.fixed_attn_block_size", 1, MAX_TOKENS),
+    ("model.args.every_n_layers_nope", 2, MAX_COUNT),
+    ("model.args.interleave_moe_layer_step", 1, MAX_COUNT),
+    ("model.args.num_experts", 1, MAX_COUNT),
+    ("model.args.top_k", 1, MAX_COUNT),
+];
+
+/// The least and the most that the value of the key `path` may be, if it has a row in [`RANGES`].
+pub(super) fn range(path: &str) -> Option<(usize, usize)> {
+    RANGES.iter().find(|(name, ..)| *name == path).map(|&(_, lo, hi)| (lo, hi))
+}
 
 impl Config {
     /// Checks ranges and combinations for a run on `world_size` ranks. After this the numbers may be
     /// used without further care: sizes are positive, products fit, divisions have no remainder.
     pub fn validate(&self, world_size: usize) -> Result<()> {
-        size("ranks", world_size, 1, MAX_COUNT)?;
+        within("ranks", world_size, 1, MAX_COUNT)?;
         self.validate_training()?;
         self.validate_optimizer()?;
         self.validate_float8()?;
@@ -96,10 +135,10 @@ impl Config {
 
     fn validate_training(&self) -> Result<()> {
         let t = &self.training;
-        size("training.local_batch_size", t.local_batch_size, 1, MAX_COUNT)?;
-        size("training.seq_len", t.seq_len, 1, MAX_TOKENS)?;
-        size("training.steps", t.steps, 1, 1 << 30)?;
-        size("metrics.log_freq", self.metrics.log_freq, 1, usize::MAX)?;
+        size("training.local_batch_size", t.local_batch_size)?;
+        size("training.seq_len", t.seq_len)?;
+        size("training.steps", t.steps)?;
+        size("metrics.log_freq", self.metrics.log_freq)?;
         let tokens = t.local_batch_size * t.seq_len;
         check(
             tokens <= MAX_TOKENS,
@@ -193,13 +232,13 @@ impl ModelArgs {
 
     /// Checks the arguments of the model alone.
     pub fn validate(&self) -> Result<()> {
-        size("model.args.dim", self.dim, 1, MAX_WIDTH)?;
-        size("model.args.n_layers", self.n_layers, 1, MAX_COUNT)?;
-        size("model.args.n_heads", self.n_heads, 1, MAX_COUNT)?;
-        size("model.args.n_kv_heads", self.kv_heads(), 1, self.n_heads)?;
-        size("model.args.vocab_size", self.vocab_size, 2, MAX_TOKENS)?;
-        size("model.args.multiple_of", self.multiple_of, 1, MAX_WIDTH)?;
-        size("model.args.max_seq_len", self.max_seq_len, 1, MAX_TOKENS)?;
+        size("model.args.dim", self.dim)?;
+        size("model.args.n_layers", self.n_layers)?;
+        size("model.args.n_heads", self.n_heads)?;
+        within("model.args.n_kv_heads", self.kv_heads(), 1, self.n_heads)?;
+        size("model.args.vocab_size", self.vocab_size)?;
+        size("model.args.multiple_of", self.multiple_of)?;
+        size("model.args.max_seq_len", self.max_seq_len)?;
         let multiplier = self.ffn_dim_multiplier.unwrap_or(1.0);
         number(
             "model.args.ffn_dim_multiplier",
@@ -248,15 +287,15 @@ impl ModelArgs {
             || format!("model.args.n_heads = {heads} is no multiple of n_kv_heads = {kv}"),
             "each key and value head serves equally many query heads: change one of them",
         )?;
-        size("model.args.fixed_attn_block_size", self.fixed_attn_block_size, 1, MAX_TOKENS)?;
+        size("model.args.fixed_attn_block_size", self.fixed_attn_block_size)?;
         // Upstream refuses 1 as well: it would leave no layer with positions.
-        self.every_n_layers_nope.map_or(Ok(()), |n| size("model.args.every_n_layers_nope", n, 2, MAX_COUNT))
+        self.every_n_layers_nope.map_or(Ok(()), |n| size("model.args.every_n_layers_nope", n))
     }
 
     fn validate_moe(&self) -> Result<()> {
-        size("model.args.interleave_moe_layer_step", self.interleave_moe_layer_step, 1, MAX_COUNT)?;
-        size("model.args.num_experts", self.num_experts, 1, MAX_COUNT)?;
-        size("model.args.top_k", self.top_k, 1, MAX_COUNT)?;
+        size("model.args.interleave_moe_layer_step", self.interleave_moe_layer_step)?;
+        size("model.args.num_experts", self.num_experts)?;
+        size("model.args.top_k", self.top_k)?;
         let (k, e) = (self.top_k, self.num_experts);
         check(
             k <= e,

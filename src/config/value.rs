@@ -30,7 +30,20 @@ impl Raw {
             _ => None,
         }
     }
+
+    /// Whether it is an integer, of any size.
+    pub fn is_integer(&self) -> bool {
+        let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit() || b == b'_');
+        match self {
+            Raw::Int(_) | Raw::Other(BEYOND) => true,
+            Raw::Word(s) => digits(s.trim_start_matches(['-', '+'])),
+            _ => false,
+        }
+    }
 }
+
+/// The type of an integer that TOML cannot hold.
+pub(super) const BEYOND: &str = "number beyond 64 bits";
 
 impl fmt::Display for Raw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,9 +111,12 @@ impl Setting for bool {
     }
 }
 
+/// A number without a sign, in words.
+pub(super) const COUNT: &str = "a whole number >= 0";
+
 /// Integers share everything but their range.
 macro_rules! integer_setting {
-    ($($ty:ty, $kind:literal;)*) => { $(
+    ($($ty:ty, $kind:expr;)*) => { $(
         impl Setting for $ty {
             fn kind() -> String {
                 $kind.into()
@@ -120,9 +136,9 @@ macro_rules! integer_setting {
     )* };
 }
 integer_setting! {
-    usize, "a whole number >= 0";
+    usize, COUNT;
     i64, "a whole number";
-    u64, "a whole number >= 0";
+    u64, COUNT;
 }
 
 impl Setting for f64 {
