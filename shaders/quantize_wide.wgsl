@@ -232,7 +232,7 @@ fn careful_panels(range: Rows, padded: u32, panel: u32, start: u32, first: u32, 
 //!end
 // Lanes below each other in a tile.
 const DOWN = LANES / ACROSS;
-//!repeat y TAKES
+//!repeat y LEAVES_DESCALES
 
 // The chunks of CHUNK rows of group `g`: the first, and one past the last.
 fn chunks_of(g: u32) -> vec2<u32> {

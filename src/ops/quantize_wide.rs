@@ -193,14 +193,13 @@ fn variant(pass: Pass, codes: DType, shape: Shape, order: Order, [grouped, halve
     let halves = halves && codes == DType::E4M3;
     let casts = matches!(pass, Pass::Cast { .. });
     let merged = pass == Pass::Cast { merged: true };
-    let takes = merged || pass == Pass::Descales;
+    let leaves = merged || pass == Pass::Descales;
     let in_panels = casts && order == Order::Panels;
     formats(Variant::new(), codes)
         .constant("TOPS", (pass == Pass::Tops).into())
         .constant("DESCALES", (pass == Pass::Descales).into())
         .constant("CASTS", casts.into())
-        .constant("TAKES", takes.into())
-        .constant("LEAVES_DESCALES", takes.into())
+        .constant("LEAVES_DESCALES", leaves.into())
         .constant("MERGED", merged.into())
         .constant("GIVEN", (!merged).into())
         .constant("IN_PANELS", in_panels.into())

@@ -19,7 +19,8 @@ pub(in crate::ops) fn simple() -> Gpu {
     Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
 }
 
-fn bytes(gpu: &Gpu, t: &Tensor) -> Vec<u8> {
+/// The memory of a tensor.
+pub(in crate::ops) fn bytes(gpu: &Gpu, t: &Tensor) -> Vec<u8> {
     let (buffer, offset) = t.memory();
     gpu.download(buffer, offset, t.bytes()).unwrap()
 }

@@ -1,27 +1,18 @@
 //! Codes in panels against codes row by row, and rows that are quantized while they are made against rows that are made first: equal
 //! bit for bit. Poisoned memory shows what is not written.
 
-use crate::gpu::{DeviceChoice, Gpu, Options};
+use crate::gpu::Gpu;
 use crate::num::rng::Stream;
 use crate::num::{DType, bf16};
 use crate::ops::dispatch::{self, Plan};
 use crate::ops::panels::{Codes, Contraction, Order};
-use crate::ops::quantize::{self, Quantized, Ready, Wish, oracle};
+use crate::ops::quantize::oracle::{self, bytes, gpu};
+use crate::ops::quantize::{self, Quantized, Ready, Wish};
 use crate::ops::quantize_choice::Axes;
 use crate::ops::quantize_wide::Groups;
 use crate::ops::rmsnorm::{self, Norm};
 use crate::ops::swiglu;
 use crate::tensor::Tensor;
-
-fn gpu() -> Gpu {
-    let options = Options { treat_as_hardware: true, poison: true, ..Options::default() };
-    Gpu::open_with(&DeviceChoice::from_env(), options).expect("an adapter")
-}
-
-fn bytes(gpu: &Gpu, t: &Tensor) -> Vec<u8> {
-    let (buffer, offset) = t.memory();
-    gpu.download(buffer, offset, t.bytes()).unwrap()
-}
 
 /// Normal values in columns of different sizes, with a row of zeros, a NaN, an infinity and, next to the padding, large ones.
 fn values(gpu: &Gpu, name: &str, shape: &[usize]) -> Tensor {
@@ -42,9 +33,7 @@ fn values(gpu: &Gpu, name: &str, shape: &[usize]) -> Tensor {
 }
 
 fn same(gpu: &Gpu, what: &str, a: &Quantized<Codes>, b: &Quantized<Codes>) {
-    assert_eq!(a.codes.order(), b.codes.order(), "{what}");
-    assert!(bytes(gpu, a.codes.memory()) == bytes(gpu, b.codes.memory()), "{what}: codes differ");
-    assert!(bytes(gpu, &a.descale) == bytes(gpu, &b.descale), "{what}: de-scales differ");
+    oracle::same(what, (gpu, a), (gpu, b));
 }
 
 #[test]
