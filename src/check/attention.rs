@@ -259,8 +259,8 @@ impl Operands {
 #[cfg(test)]
 mod tests {
     use super::{Case, NAMES, Operands, TABLE, Tensors, Values, op};
-    use crate::gpu::{DeviceChoice, Fragments, Gpu, MatrixUnits, Options};
-    use crate::ops::emulation::Emulation;
+    use crate::gpu::{DeviceChoice, Fragments, Gpu, Options};
+    use crate::ops::emulation::{Emulation, OF_8, OF_16, OF_16_BY_64};
 
     #[test]
     fn a_wrong_element_is_found() {
@@ -285,10 +285,6 @@ mod tests {
         wrong[0][299 * 32] = 1.0;
         assert!(operands.unspoiled(&wrong).is_some());
     }
-
-    const OF_8: Fragments = Fragments { units: MatrixUnits::Coop8, lanes: 32, vary: false };
-    const OF_16: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 32, vary: false };
-    const OF_16_BY_64: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 64, vary: true };
 
     /// Heads and whether there are documents, which is what a kernel is compiled for. Two fragments of rows a subgroup; scores that
     /// grow, so that results are rescaled; the least workgroup memory.

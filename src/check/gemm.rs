@@ -309,12 +309,8 @@ mod tests {
     use super::{Case, Form, Outcome, cases};
     use crate::check::data::Codes;
     use crate::check::sums::sums;
-    use crate::gpu::{DeviceChoice, Fragments, Gpu, MatrixUnits, Options};
-    use crate::ops::emulation::Emulation;
-
-    const OF_8: Fragments = Fragments { units: MatrixUnits::Coop8, lanes: 32, vary: false };
-    const OF_16: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 32, vary: false };
-    const OF_16_BY_64: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 64, vary: true };
+    use crate::gpu::{DeviceChoice, Fragments, Gpu, Options};
+    use crate::ops::emulation::{Emulation, OF_8, OF_16, OF_16_BY_64};
 
     fn gpu() -> Gpu {
         let options = Options { poison: true, ..Options::default() };

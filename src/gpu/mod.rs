@@ -271,17 +271,13 @@ impl Gpu {
     }
 
     /// How many lanes a subgroup has that multiplies on these units. The most first: kernels for fewer are not safe to try there.
-    fn lanes(&self, units: MatrixUnits) -> std::result::Result<u32, String> {
-        let most = self.caps().subgroup_max;
-        let widths: &[u32] = if self.caps().subgroups_vary { &[64, 32] } else { &[most] };
-        let mut why = Vec::new();
-        for lanes in widths {
-            match probe::multiply(self, units, *lanes) {
-                Ok(()) => return Ok(*lanes),
-                Err(e) => why.push(e.to_string()),
-            }
+    fn lanes(&self, units: MatrixUnits) -> Result<u32> {
+        let caps = self.caps();
+        let first = if caps.subgroups_vary { 64 } else { caps.subgroup_max };
+        match probe::multiply(self, units, first) {
+            Err(_) if caps.subgroups_vary => probe::multiply(self, units, 32).map(|()| 32),
+            tried => tried.map(|()| first),
         }
-        Err(why.join("; "))
     }
 
     /// A `Gpu` with this one's limits and no device: calls are counted, nothing runs, downloads give zeros.

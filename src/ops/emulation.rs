@@ -2,8 +2,13 @@
 //! [`super::gemm_coop`] and [`super::attention_coop`].
 #![cfg(test)]
 
-use crate::gpu::{Fragments, Variant};
+use crate::gpu::{Fragments, MatrixUnits, Variant};
 use std::cell::Cell;
+
+/// What the kernels are for: Apple, NVIDIA, AMD.
+pub(crate) const OF_8: Fragments = Fragments { units: MatrixUnits::Coop8, lanes: 32, vary: false };
+pub(crate) const OF_16: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 32, vary: false };
+pub(crate) const OF_16_BY_64: Fragments = Fragments { units: MatrixUnits::Coop16, lanes: 64, vary: true };
 
 thread_local! {
     static EMULATED: Cell<Option<(Fragments, u32)>> = const { Cell::new(None) };
